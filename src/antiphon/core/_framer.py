@@ -1,0 +1,191 @@
+"""Bytes to frames and back: the newline framing of stdio.
+
+Responsible for finding line ends in whatever chunks the bytes arrive in, within a bound of
+memory, and for joining frames into what is written. Leaves to `transports` where the bytes come
+from, and to `core.Protocol` what a frame means and how a refused one is answered.
+
+Source: conformance cases F1-F6, transport contract "Stdio", field faults 01, 02, 03 and 05.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal, cast
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Fault", "LineFramer", "join_frames"]
+
+#: How much of a refused line is kept at each end: enough for an id wherever the sender puts it.
+KEPT = 4096
+
+_BOM = b"\xef\xbb\xbf"
+_LINE_SEPARATORS = re.compile(b"\xe2\x80[\xa8\xa9]")
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Stands in the stream where a frame was refused.
+
+    Attributes:
+        reason: always "frame_too_large".
+        size: bytes of the line without its end, as far as they were seen: a lower bound.
+        head: its first bytes, at most 4 KiB.
+        tail: its last bytes, at most 4 KiB; the two overlap where the line is short.
+    """
+
+    reason: Literal["frame_too_large"]
+    size: int
+    head: bytes
+    tail: bytes
+
+
+class LineFramer:
+    r"""Cuts a byte stream into frames, however it is chunked.
+
+    A frame ends with LF; one CR directly before it is stripped, also where the two come in
+    different chunks. Blank lines are skipped. One byte order mark at the very start of the stream
+    is stripped. Only the byte 0x0A ends a line: U+2028, U+2029 and U+0085 are text.
+
+    A line of more than `max_bytes` (counted without its end) becomes one `Fault` at its place, and
+    the lines around it are untouched. Of such a line only the two ends are kept, so at most
+    `max_bytes` + 1 bytes are held, whatever the peer does. Time is linear: each byte is searched
+    once and copied at most twice, of a large frame once.
+
+    Args:
+        max_bytes: the longest frame that passes, in bytes. Anything but a positive integer raises
+            `ValueError`.
+    """
+
+    __slots__ = ("_head", "_held", "_max", "_pieces", "_skipped", "_start", "_tail")
+
+    def __init__(self, max_bytes: int) -> None:
+        if type(max_bytes) is not int or max_bytes <= 0:
+            msg = f"max_bytes must be a positive integer, not {max_bytes!r}"
+            raise ValueError(msg)
+        self._max = max_bytes
+        self._pieces: list[bytes | bytearray] = []  # the unfinished line; no piece is empty
+        self._held = 0  # their length
+        self._skipped = 0  # bytes seen of a line that is too long; then `_pieces` is empty
+        self._head = b""
+        self._tail = b""
+        self._start = True  # nothing but, perhaps, a part of the byte order mark was seen
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of an unfinished line held in memory; the ends kept of a refused one count."""
+        return self._held + len(self._head) + len(self._tail)
+
+    def feed(self, chunk: bytes) -> list[bytes | Fault]:
+        """Take the next bytes of the stream, however many; return the frames they complete.
+
+        A refused line appears where it ends, because the id may be its last member.
+        """
+        if self._start:
+            chunk = self._strip_mark(chunk)
+        if not chunk:
+            return []
+        # With no LF in it, `split` gives the very chunk back: a large frame is not copied here.
+        lines = chunk.split(b"\n")
+        rest = lines.pop()
+        # Frames of a chunk that has no CR and no long line, the common case, are what `split` made.
+        frames = cast("list[bytes | Fault]", lines)
+        if lines:
+            first = None
+            if self._held or self._skipped:
+                first = self._finish(lines[0])
+                lines[0] = b""  # done with: no second CR is to be stripped from it
+            if b"\r" in chunk:
+                frames[:] = [line.removesuffix(b"\r") for line in lines]
+            if len(chunk) > self._max:
+                frames[:] = [line if len(line) <= self._max else _fault(line) for line in lines]
+            if first is not None:
+                frames[0] = first
+            if not all(frames):
+                frames = [frame for frame in frames if frame]
+        if rest:
+            self._hold(rest)
+        return frames
+
+    def end(self) -> list[bytes | Fault]:
+        """Take the end of the stream; return what an unterminated last line gives.
+
+        Whether that line is a whole frame cannot be told here; the decoder will. Afterwards the
+        framer is as new.
+        """
+        last = self._finish(b"") if self._held or self._skipped else b""
+        self._start = True
+        return [last] if last else []
+
+    def _strip_mark(self, chunk: bytes) -> bytes:
+        chunk = self._take() + chunk
+        if len(chunk) < len(_BOM) and _BOM.startswith(chunk):
+            if chunk:
+                self._hold(chunk)
+            return b""
+        self._start = False
+        return chunk.removeprefix(_BOM)
+
+    def _hold(self, rest: bytes) -> None:
+        """Keep the beginning or the middle of a line whose end has not come."""
+        if self._skipped:
+            self._skipped += len(rest)
+            self._tail = (self._tail + rest[-KEPT:])[-KEPT:]
+            return
+        # Large pieces are kept as they are and joined once. Small ones gather in a bytearray, so
+        # that a peer that writes a few bytes at a time does not cost an object for each.
+        pieces = self._pieces
+        if len(rest) >= KEPT:
+            pieces.append(rest)
+        elif pieces and isinstance(pieces[-1], bytearray):
+            pieces[-1] += rest
+        else:
+            pieces.append(bytearray(rest))
+        self._held += len(rest)
+        # A line of exactly the limit may have its CR here and its LF in the next chunk.
+        if self._held - rest.endswith(b"\r") > self._max:
+            self._skipped = self._held
+            line = self._take()
+            self._head, self._tail = line[:KEPT], line[-KEPT:]
+
+    def _take(self, rest: bytes = b"") -> bytes:
+        line = b"".join((*self._pieces, rest))
+        self._pieces.clear()
+        self._held = 0
+        return line
+
+    def _finish(self, rest: bytes) -> bytes | Fault:
+        """Make the frame (perhaps blank) or fault of what is held and `rest`."""
+        if self._skipped:
+            # One byte more than is kept, for the CR.
+            tail = (self._tail + rest[-KEPT - 1 :])[-KEPT - 1 :]
+            size = self._skipped + len(rest)
+            if tail.endswith(b"\r"):
+                tail, size = tail[:-1], size - 1
+            fault = Fault("frame_too_large", size, self._head, tail[-KEPT:])
+            self._skipped = 0
+            self._head = self._tail = b""
+            return fault
+        line = self._take(rest).removesuffix(b"\r")
+        return line if len(line) <= self._max else _fault(line)
+
+
+def _fault(line: bytes) -> Fault:
+    return Fault("frame_too_large", len(line), line[:KEPT], line[-KEPT:])
+
+
+def join_frames(frames: Sequence[bytes]) -> bytes:
+    r"""Make what is written for `frames`: each with a line end, copied once.
+
+    U+2028 and U+2029 are written as escapes, because peers on Node's readline end a line there.
+    Both can stand only inside JSON strings, so replacing the bytes is exact. A frame must hold no
+    LF: the encoder writes none, and the framer returns none.
+    """
+    data = b"\n".join((*frames, b""))
+    # The last byte of both is rare and one byte is found fastest; their first, 0xE2, begins every
+    # dash and curly quote.
+    if (b"\xa8" in data or b"\xa9" in data) and _LINE_SEPARATORS.search(data):
+        data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    return data
