@@ -1,0 +1,266 @@
+"""Each check that every test goes through, proved able to fail."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+INI = """
+[pytest]
+addopts = -p no:cacheprovider
+filterwarnings = error
+markers =
+    bound: seconds
+"""
+HEAD = """
+import asyncio, os, subprocess, sys, tempfile, threading, time
+import pytest
+"""
+
+
+def run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
+    pytester.makeini(INI)
+    pytester.makeconftest('pytest_plugins = ["tests.async_tests", "tests.leaks"]')
+    pytester.makepyfile(HEAD + textwrap.dedent(test))
+    return pytester.runpytest_inprocess("-p", "no:hypothesispytest")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        pytest.param("async def test_it(): await asyncio.sleep(0)", id="async"),
+        pytest.param("def test_it(): pass", id="plain"),
+        pytest.param(
+            """
+            @pytest.fixture
+            def seven(): return 7
+            async def test_it(seven): assert seven == 7
+            """,
+            id="fixture",
+        ),
+        pytest.param(
+            """
+            async def child(): await asyncio.sleep(0)
+            async def test_it():
+                a = asyncio.create_task(child())
+                b = asyncio.create_task(asyncio.wait([a]))
+            """,
+            id="tasks about to end",
+        ),
+        pytest.param(
+            """
+            def test_it():
+                subprocess.Popen([sys.executable, "-c", ""]).wait()
+                with tempfile.TemporaryDirectory(): pass
+                os.close(os.open("/dev/null", os.O_RDONLY))
+            """,
+            id="everything put away",
+        ),
+        pytest.param(
+            """
+            @pytest.fixture(scope="module")
+            def server():
+                shell = "sleep 100 & echo started; wait"
+                with subprocess.Popen(
+                    ["sh", "-c", shell], stdout=subprocess.PIPE, start_new_session=True
+                ) as child:
+                    child.stdout.readline()
+                    yield
+                    os.killpg(child.pid, 9)
+            def test_it(server): subprocess.run(["true"])
+            """,
+            id="a module's process and its child",
+        ),
+    ],
+)
+def test_a_clean_test_passes(pytester: pytest.Pytester, test: str) -> None:
+    run(pytester, test).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("test", "told"),
+    [
+        ("async def test_it(): assert 1 == 2", "assert 1 == 2"),
+        ("async def test_it(): raise asyncio.CancelledError", "CancelledError"),
+        (
+            """
+            async def deep(): await asyncio.Event().wait()
+            async def test_it():
+                t = asyncio.create_task(deep(), name="forgotten")
+                await asyncio.sleep(0)
+            """,
+            "*forgotten*",
+        ),
+        (
+            """
+            async def broken(): raise ValueError("inside")
+            async def test_it():
+                t = asyncio.create_task(broken())
+                await asyncio.sleep(0)
+            """,
+            "*never retrieved*",
+        ),
+        (
+            """
+            async def test_it():
+                asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+                await asyncio.sleep(0)
+            """,
+            "*ZeroDivisionError*",
+        ),
+        (
+            """
+            async def deep(): await asyncio.Event().wait()
+            @pytest.mark.bound(0.05)
+            async def test_it(): await deep()
+            """,
+            "*async def deep*",
+        ),
+        (
+            """
+            def test_it():
+                import warnings
+                warnings.warn("old", DeprecationWarning)
+            """,
+            "*DeprecationWarning: old*",
+        ),
+        ("async def test_it(): asyncio.sleep(0)", "*was never awaited*"),
+        (
+            """
+            class Noisy:
+                def __del__(self): raise ValueError("in del")
+            def test_it(): Noisy()
+            """,
+            "*in del*",
+        ),
+        (
+            """
+            def test_it():
+                thread = threading.Thread(target=lambda: 1 / 0)
+                thread.start()
+                thread.join()
+            """,
+            "*ZeroDivisionError*",
+        ),
+    ],
+)
+def test_a_faulty_test_fails(pytester: pytest.Pytester, test: str, told: str) -> None:
+    result = run(pytester, test)
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{told}*"])
+
+
+@pytest.mark.parametrize(
+    ("test", "told"),
+    [
+        ("def test_it(): subprocess.Popen(['sleep', '100']).returncode = 0", "process * 100"),
+        (
+            """
+            def test_it():
+                shell = "sleep 100 >/dev/null & echo started"
+                assert subprocess.check_output(["setsid", "-w", "sh", "-c", shell])
+            """,
+            "process * 100",
+        ),
+        (
+            """
+            def test_it():
+                child = subprocess.Popen(["true"])
+                os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+                child.returncode = 0
+            """,
+            "process *zombie",
+        ),
+        (
+            """
+            @pytest.fixture(scope="module")
+            def later():
+                opened = []
+                yield opened
+                os.close(opened[0])
+            def test_it(later): later.append(os.open("/dev/null", os.O_RDONLY))
+            """,
+            "descriptor */dev/null",
+        ),
+        ("def test_it(): tempfile.mkdtemp(prefix='kept')", "temporary file kept"),
+        ("def test_it(): os.close(tempfile.mkstemp(prefix='kept')[0])", "temporary file kept"),
+        (
+            """
+            @pytest.fixture(scope="module")
+            def later():
+                done = threading.Event()
+                thread = threading.Thread(target=done.wait, name="late")
+                yield thread
+                done.set()
+                thread.join()
+            def test_it(later): later.start()
+            """,
+            "thread late",
+        ),
+    ],
+)
+def test_a_test_that_leaves_something_fails(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, test: str, told: str
+) -> None:
+    monkeypatch.setattr("tests.leaks.GRACE", 0.2)
+
+    result = run(pytester, test)
+
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines([f"*{told}*"])
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_test_that_blocks_is_interrupted(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("tests.async_tests.ALARM_DELAY", 0.0)
+
+    result = run(
+        pytester,
+        f"""
+        @pytest.mark.bound(0.2)
+        {kind} test_it(): time.sleep(20)
+        """,
+    )
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*blocked past its bound of 0.2 s*", "*time.sleep(20)*"])
+
+
+def test_each_example_of_a_property_gets_a_loop(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        from hypothesis import given, settings, strategies as st
+        loops = set()
+        @settings(max_examples=5, database=None)
+        @given(st.integers())
+        async def test_it(n):
+            loops.add(asyncio.get_running_loop())
+            await asyncio.sleep(0)
+        def test_there_were_several(): assert len(loops) > 1
+        @settings(max_examples=5, database=None)
+        @given(st.integers())
+        async def test_fails(n): assert n != 0
+        """,
+    )
+
+    result.assert_outcomes(passed=2, failed=1)
+
+
+@pytest.mark.usefixtures("uvloop_factory")
+def test_a_test_can_ask_for_both_loops(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        seen = []
+        async def test_it(loop_factory):
+            seen.append(type(asyncio.get_running_loop()).__module__.split(".")[0])
+        def test_both(): assert seen == ["asyncio", "uvloop"]
+        """,
+    )
+
+    result.assert_outcomes(passed=3)
