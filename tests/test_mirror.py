@@ -1,0 +1,69 @@
+"""`tests/` mirrors `src/antiphon/` file by file: a module without its test module cannot hide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# Modules that have no test module of their own, and what tests them instead.
+NO_TEST_OF_ITS_OWN: dict[str, str] = {
+    "schema/v1.py": "generated: tests/schema/test_oracle.py tests every type of it",
+}
+# Test modules of something that is no module.
+NO_MODULE_OF_ITS_OWN: dict[str, str] = {
+    "test_conftest_checks.py": "the checks that every test goes through",
+    "test_layers.py": "the arrows between all modules",
+    "test_mirror.py": "this",
+    "test_readme.py": "the README's agent and client",
+    "test_requirements.py": "the list of requirements, both ways",
+    "typing/test_typing.py": "what a user's type checker accepts and rejects",
+}
+
+
+def sources() -> set[str]:
+    folder = ROOT / "src" / "antiphon"
+    return {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
+
+
+def mirrored() -> set[str]:
+    folder = ROOT / "tests"
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("test_*.py")
+        if path.relative_to(folder).parts[0] != "interop"  # peers, not modules
+    }
+
+
+def mirror_of(module: str) -> str:
+    path = Path(module)
+    return str(path.with_name(f"test_{path.stem.strip('_')}.py"))
+
+
+def is_door(module: str) -> bool:
+    """An `__init__` only passes names on, so its rooms' tests are its tests."""
+    return Path(module).name == "__init__.py" and module != "__init__.py"
+
+
+def test_every_module_has_its_test_module() -> None:
+    missing = {
+        module
+        for module in sources()
+        if not is_door(module)
+        and module not in NO_TEST_OF_ITS_OWN
+        and mirror_of(module) not in mirrored()
+    }
+
+    assert not missing
+
+
+def test_every_test_module_has_its_module() -> None:
+    known = {mirror_of(module) for module in sources() if module not in NO_TEST_OF_ITS_OWN}
+
+    assert not mirrored() - known - set(NO_MODULE_OF_ITS_OWN)
+
+
+def test_no_exception_is_out_of_date() -> None:
+    assert not set(NO_TEST_OF_ITS_OWN) - sources()
+    assert not {module for module in NO_TEST_OF_ITS_OWN if mirror_of(module) in mirrored()}
+    assert not set(NO_MODULE_OF_ITS_OWN) - mirrored()
