@@ -1,0 +1,36 @@
+"""Reads `src/antiphon/schema/notes.toml`: decisions of people that the official JSON lacks."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+METHOD_KEYS = frozenset({"gate", "handler", "side"})
+
+
+@dataclass(frozen=True)
+class Notes:
+    """`variants`: "Union.tag" → class name. `methods`: wire name or "wire name (kind)" → facts."""
+
+    variants: dict[str, str]
+    methods: dict[str, dict[str, str]]
+
+    def of_method(self, name: str, kind: str) -> dict[str, str]:
+        """Facts about one method; an entry with the kind wins over one without."""
+        return {**self.methods.get(name, {}), **self.methods.get(f"{name} ({kind})", {})}
+
+
+def load_notes(path: Path) -> Notes:
+    """Read the notes; raises ValueError on a table or key that nothing would read."""
+    data: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    if unknown := set(data) - {"variants", "methods"}:
+        msg = f"{path}: unknown table {sorted(unknown)}"
+        raise ValueError(msg)
+    methods: dict[str, dict[str, str]] = data.get("methods", {})
+    for name, facts in methods.items():
+        if unknown := set(facts) - METHOD_KEYS:
+            msg = f"{path}: method {name!r} has unknown keys {sorted(unknown)}"
+            raise ValueError(msg)
+    return Notes(variants=data.get("variants", {}), methods=methods)
