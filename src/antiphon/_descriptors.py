@@ -1,0 +1,643 @@
+"""Reading and writing open descriptors from an event loop, whatever they are.
+
+Responsible for moving bytes between a descriptor and the loop's thread without ever blocking the
+loop, losing a byte, or changing what other programs see of the descriptor. Leaves framing and the
+meaning of an end to `transports`, processes to `_process`.
+
+Own code instead of asyncio's pipe transports, because those refuse files, hang on the null device,
+read with a buffer that is slow to allocate, close a socket that is both ends, and set O_NONBLOCK on
+descriptions that stderr may share, which silently loses log text (decision note 0004).
+
+============== ============================ ======================================
+descriptor     reading                      writing
+============== ============================ ======================================
+pipe of ours   `add_reader`, `os.read`      O_NONBLOCK, `os.write`, `add_writer`
+foreign pipe   the same                     its own description, reopened; else
+                                            the flag if nobody shares it; else a
+                                            thread
+terminal       the same                     its own description, reopened; else
+                                            plain `os.write`
+socket         the same                     MSG_DONTWAIT, `add_writer`
+file, null     a thread                     plain `os.write`
+anything, on   a thread                     a thread
+Windows
+============== ============================ ======================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import stat
+import sys
+import threading
+from collections import deque
+from itertools import islice
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    Bytes = bytes | memoryview
+
+__all__ = ["CHUNK", "HIGH_WATER", "LOW_WATER", "Reader", "Writer", "open_reader", "open_writer"]
+
+#: Read at most this much at a time. It is what a pipe holds, and below the size from which glibc
+#: maps fresh memory for each buffer, which costs more than the read.
+CHUNK = 65536
+#: Above this much unwritten output, senders are asked to wait; at or below the low mark, to go on.
+HIGH_WATER = 65536
+LOW_WATER = 16384
+
+# Pieces given to one gathering write. The kernel takes up to IOV_MAX of them, at least 16.
+_GATHER = 16
+# How long closing may wait for a thread that is about to return from a read of a file.
+_JOIN = 0.05
+
+
+class Reader(Protocol):
+    """Owns a descriptor and hands over what is read from it; begins paused.
+
+    `receive(data)` gets every chunk in order, `ended(error)` comes once and last: None for an
+    orderly end, else the OS error. Both run on the loop, never inside a method called on the
+    reader except `drain`. After `close` nothing comes any more.
+    """
+
+    #: False where a thread does the reading.
+    pollable: bool
+
+    def resume(self) -> None:
+        """Hand over what comes. Idempotent."""
+
+    def pause(self) -> None:
+        """Hand over nothing for now. Idempotent."""
+
+    def drain(self, most: int) -> None:
+        """Hand over at once what can be read without waiting, about `most` bytes, unless paused."""
+
+    def close(self) -> None:
+        """Stop, and close the descriptor. Idempotent."""
+
+
+def open_reader(
+    loop: asyncio.AbstractEventLoop,
+    fd: int,
+    receive: Callable[[bytes], None],
+    ended: Callable[[OSError | None], None],
+) -> Reader:
+    """Make the right reader for `fd`, which it owns from now on.
+
+    No flag of the descriptor is changed: a descriptor that polls readable does not block a read.
+    """
+    if _can_poll(fd):
+        reader = _PollReader(loop, fd, receive, ended)
+        try:
+            reader.resume()
+        except (OSError, NotImplementedError):  # this loop cannot watch it
+            pass
+        else:
+            reader.pause()
+            return reader
+    return _ThreadReader(loop, fd, receive, ended)
+
+
+def _can_poll(fd: int) -> bool:
+    if sys.platform == "win32":
+        return False
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
+
+
+def _end_of(error: OSError) -> OSError | None:
+    # A terminal whose other side is gone says EIO; it is its way to say end of file.
+    return None if error.errno == errno.EIO else error
+
+
+class _PollReader:
+    pollable = True
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        fd: int,
+        receive: Callable[[bytes], None],
+        ended: Callable[[OSError | None], None],
+    ) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._receive = receive
+        self._ended = ended
+        self._paused = True
+
+    def resume(self) -> None:
+        if self._paused and self._fd >= 0:
+            self._loop.add_reader(self._fd, self._ready)
+            self._paused = False
+
+    def pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            if self._fd >= 0:
+                self._loop.remove_reader(self._fd)
+
+    def drain(self, most: int) -> None:
+        while most > 0 and not self._paused and self._fd >= 0:
+            if not _readable(self._fd):
+                return
+            most -= self._ready()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self.pause()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _ready(self) -> int:
+        if self._paused:
+            return 0
+        try:
+            data = os.read(self._fd, CHUNK)
+        except (BlockingIOError, InterruptedError):
+            # Whoever gave us the descriptor had set O_NONBLOCK, and a third party read it empty.
+            return CHUNK
+        except OSError as error:
+            self._end(_end_of(error))
+            return 0
+        if data:
+            self._receive(data)
+        else:
+            self._end(None)
+        return len(data)
+
+    def _end(self, error: OSError | None) -> None:
+        self.close()
+        self._ended(error)
+
+
+def _readable(fd: int) -> bool:
+    if sys.platform == "win32":
+        return False
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class _ThreadReader:
+    """Reads in a thread, one chunk ahead, so that pausing bounds what is held."""
+
+    pollable = False
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        fd: int,
+        receive: Callable[[bytes], None],
+        ended: Callable[[OSError | None], None],
+    ) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._receive = receive
+        self._ended = ended
+        self._paused = True
+        self._closed = False
+        self._held: tuple[bytes, OSError | None] | None = None
+        self._wanted = threading.Semaphore(0)
+        # A daemon, because a read that never returns must not keep the process.
+        self._thread = threading.Thread(target=self._run, name="antiphon read", daemon=True)
+
+    def resume(self) -> None:
+        if not self._paused or self._closed:
+            return
+        self._paused = False
+        if self._thread.ident is None:
+            self._thread.start()
+        elif self._held is not None:
+            self._loop.call_soon(self._hand_over)
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def drain(self, most: int) -> None:
+        """Do nothing: what the thread has read is on its way already."""
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._held = None
+        if self._thread.ident is None:
+            os.close(self._fd)
+            return
+        # The thread closes the descriptor: here it might be closed, and its number given away,
+        # while the thread is about to read it. From a file the read returns at once.
+        self._wanted.release()
+        self._thread.join(_JOIN)
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                data, error = self._read()
+                self._loop.call_soon_threadsafe(self._take, data, error)
+                if not data:
+                    return
+                self._wanted.acquire()
+        except RuntimeError:  # the loop is closed: nobody waits for this any more
+            pass
+        finally:
+            os.close(self._fd)
+
+    def _read(self) -> tuple[bytes, OSError | None]:
+        while True:
+            try:
+                return os.read(self._fd, CHUNK), None
+            except BlockingIOError:
+                select.select([self._fd], [], [])
+            except OSError as error:
+                return b"", _end_of(error)
+
+    def _take(self, data: bytes, error: OSError | None) -> None:
+        if not self._closed:
+            self._held = data, error
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._paused or self._held is None:
+            return
+        (data, error), self._held = self._held, None
+        if data:
+            self._wanted.release()
+            self._receive(data)
+        else:
+            self.close()
+            self._ended(error)
+
+
+class Writer(Protocol):
+    """Owns a descriptor and writes to it, now as much as it takes, the rest when it can.
+
+    `paused()` and `resumed()` come when the output that waits exceeds `HIGH_WATER` and when it is
+    back at `LOW_WATER`; `failed(error)` comes at most once, on the loop but never inside `write`,
+    when the other side is gone; what is written after that is dropped.
+    """
+
+    @property
+    def buffered(self) -> int:
+        """Bytes taken but not yet given to the operating system."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Take `data`; it is not copied, and nothing is raised."""
+
+    async def drained(self) -> None:
+        """Wait until nothing is buffered, or writing failed, or the writer was closed."""
+
+    def close(self) -> None:
+        """Drop what is buffered and close the descriptor. Idempotent."""
+
+
+class Flow(Protocol):
+    """What a writer tells its owner."""
+
+    def paused(self) -> None:
+        """More than `HIGH_WATER` bytes wait."""
+
+    def resumed(self) -> None:
+        """No more than `LOW_WATER` bytes wait, after a pause."""
+
+    def failed(self, error: OSError) -> None:
+        """Nothing can be written any more."""
+
+
+def open_writer(
+    loop: asyncio.AbstractEventLoop, fd: int, flow: Flow, *, own: bool = False
+) -> Writer:
+    """Make the right writer for `fd`, which it owns from now on.
+
+    Args:
+        loop: where the writer lives.
+        fd: the descriptor.
+        flow: who is told of back-pressure and failure.
+        own: True for a pipe made by this process, whose writing end nobody else has: its flags
+            may be changed. False for a descriptor that came from outside.
+    """
+    if sys.platform == "win32":
+        return _ThreadWriter(loop, fd, flow)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISSOCK(mode):
+        return _PollWriter(loop, _SocketTarget(fd), flow)
+    if stat.S_ISFIFO(mode):
+        if own:
+            os.set_blocking(fd, False)
+            return _PollWriter(loop, _PipeTarget(fd), flow)
+        reopened = _reopen(fd)
+        if reopened is not None:
+            os.close(fd)
+            return _PollWriter(loop, _PipeTarget(reopened), flow)
+        if _shares_description(fd, 2):
+            return _ThreadWriter(loop, fd, flow)
+        return _PollWriter(loop, _PipeTarget(fd, restore=_set_nonblocking(fd)), flow)
+    if os.isatty(fd):
+        reopened = _reopen(fd)
+        if reopened is not None:
+            os.close(fd)
+            return _PollWriter(loop, _PipeTarget(reopened), flow)
+    return _PollWriter(loop, _FileTarget(fd), flow)
+
+
+def _reopen(fd: int) -> int | None:
+    """Open a non-blocking description of our own for the same pipe or terminal, or None.
+
+    Only Linux can: elsewhere /dev/fd gives the same description back. Refused, for example, for a
+    pipe of another user. Must not be done to regular files: the new offset would be 0.
+    """
+    if sys.platform != "linux":
+        return None
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        return os.open(f"/proc/self/fd/{fd}", flags)
+    except OSError:
+        return None
+
+
+def _shares_description(one: int, other: int) -> bool:
+    """Tell whether two descriptors are the same open file description.
+
+    There is no portable question for it, so: change the flag on one, look at the other, undo it.
+    """
+    try:
+        before = os.get_blocking(one)
+        if os.get_blocking(other) != before:
+            return False
+        os.set_blocking(one, not before)
+        try:
+            return os.get_blocking(other) != before
+        finally:
+            os.set_blocking(one, before)
+    except OSError:
+        return False
+
+
+def _set_nonblocking(fd: int) -> bool:
+    """Set O_NONBLOCK; tell whether it has to be cleared at the end."""
+    before = os.get_blocking(fd)
+    os.set_blocking(fd, False)
+    return before
+
+
+class _Target(Protocol):
+    """One way to write a descriptor without blocking."""
+
+    fd: int
+
+    def send(self, data: Bytes) -> int: ...
+    def send_pieces(self, pieces: Sequence[Bytes]) -> int: ...
+    def close(self) -> None: ...
+
+
+class _PipeTarget:
+    def __init__(self, fd: int, *, restore: bool = False) -> None:
+        self.fd = fd
+        self._restore = restore
+
+    def send(self, data: Bytes) -> int:
+        return os.write(self.fd, data)
+
+    def send_pieces(self, pieces: Sequence[Bytes]) -> int:
+        return os.writev(self.fd, pieces)
+
+    def close(self) -> None:
+        if self._restore:
+            with contextlib.suppress(OSError):
+                os.set_blocking(self.fd, True)
+        os.close(self.fd)
+
+
+class _SocketTarget:
+    def __init__(self, fd: int) -> None:
+        # A default timeout would make the constructor set O_NONBLOCK on what others share.
+        timeout = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(None)
+        try:
+            self._socket = socket.socket(fileno=fd)
+        finally:
+            socket.setdefaulttimeout(timeout)
+        self._flags = socket.MSG_DONTWAIT
+        self.fd = fd
+
+    def send(self, data: Bytes) -> int:
+        return self._socket.send(data, self._flags)
+
+    def send_pieces(self, pieces: Sequence[Bytes]) -> int:
+        return self._socket.sendmsg(pieces, (), self._flags)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _FileTarget:
+    """A regular file or the null device, which are never full: plain blocking writes."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def send(self, data: Bytes) -> int:
+        _write_all(self.fd, data)
+        return len(data)
+
+    def send_pieces(self, pieces: Sequence[Bytes]) -> int:
+        return sum(self.send(piece) for piece in pieces)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _write_all(fd: int, data: Bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:
+            # Others have made the description non-blocking.
+            select.select([], [fd], [])
+
+
+class _Writer:
+    """What writers share: the marks, the waiters, failing once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, flow: Flow) -> None:
+        self._loop = loop
+        self._flow = flow
+        self._buffered = 0
+        self._above = False
+        self._dead = False
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def buffered(self) -> int:
+        return self._buffered
+
+    async def drained(self) -> None:
+        if self._buffered and not self._dead:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _added(self, size: int) -> None:
+        self._buffered += size
+        if self._buffered > HIGH_WATER and not self._above:
+            self._above = True
+            self._flow.paused()
+
+    def _written(self, size: int) -> None:
+        self._buffered -= size
+        if self._above and self._buffered <= LOW_WATER:
+            self._above = False
+            self._flow.resumed()
+        if not self._buffered:
+            self._wake()
+
+    def _stop(self) -> None:
+        self._dead = True
+        self._buffered = 0
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class _PollWriter(_Writer):
+    def __init__(self, loop: asyncio.AbstractEventLoop, target: _Target, flow: Flow) -> None:
+        super().__init__(loop, flow)
+        self._target = target
+        self._send = target.send
+        self._backlog: deque[Bytes] = deque()
+        self._open = True
+
+    def write(self, data: bytes) -> None:
+        if self._dead or not data:
+            return
+        if self._buffered:
+            self._backlog.append(data)
+            self._added(len(data))
+            return
+        try:
+            sent = self._send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._fail(error)
+            return
+        if sent < len(data):
+            self._backlog.append(memoryview(data)[sent:] if sent else data)
+            self._loop.add_writer(self._target.fd, self._ready)
+            self._added(len(data) - sent)
+
+    def close(self) -> None:
+        if self._open:
+            if self._backlog:
+                self._forget()
+            self._open = False
+            self._stop()
+            self._target.close()
+
+    def _ready(self) -> None:
+        backlog = self._backlog
+        if not backlog:
+            return
+        try:
+            # A large piece goes alone; small ones are gathered, none of them copied.
+            if len(backlog) == 1 or len(backlog[0]) >= CHUNK:
+                sent = self._send(backlog[0])
+            else:
+                sent = self._target.send_pieces(list(islice(backlog, _GATHER)))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        rest = sent
+        while rest:
+            piece = backlog.popleft()
+            if len(piece) > rest:
+                backlog.appendleft(memoryview(piece)[rest:])
+                break
+            rest -= len(piece)
+        if not backlog:
+            self._loop.remove_writer(self._target.fd)
+        self._written(sent)
+
+    def _fail(self, error: OSError) -> None:
+        if self._backlog:
+            self._forget()
+        self._stop()
+        # Not from here: the caller of `write` is in the middle of something.
+        self._loop.call_soon(self._flow.failed, error)
+
+    def _forget(self) -> None:
+        self._loop.remove_writer(self._target.fd)
+        self._backlog.clear()
+
+
+class _ThreadWriter(_Writer):
+    """Writes in a thread, for what can neither be polled nor made non-blocking."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, flow: Flow) -> None:
+        super().__init__(loop, flow)
+        self._fd = fd
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        # A daemon, because a write that never returns must not keep the process.
+        self._thread = threading.Thread(target=self._run, name="antiphon write", daemon=True)
+        self._open = True
+
+    def write(self, data: bytes) -> None:
+        if self._dead or not data:
+            return
+        if self._thread.ident is None:
+            self._thread.start()
+        self._queue.put(data)
+        self._added(len(data))
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._stop()
+        if self._thread.ident is None:
+            os.close(self._fd)
+            return
+        # As for reading, the thread closes what it may be using.
+        self._queue.put(None)
+        self._thread.join(_JOIN)
+
+    def _run(self) -> None:
+        try:
+            while (data := self._queue.get()) is not None:
+                if self._dead:
+                    continue
+                try:
+                    _write_all(self._fd, data)
+                except OSError as error:
+                    self._loop.call_soon_threadsafe(self._fail, error)
+                else:
+                    self._loop.call_soon_threadsafe(self._progress, len(data))
+        except RuntimeError:  # the loop is closed
+            pass
+        finally:
+            os.close(self._fd)
+
+    def _progress(self, size: int) -> None:
+        if not self._dead:
+            self._written(size)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._dead:
+            self._stop()
+            self._flow.failed(error)

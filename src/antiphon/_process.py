@@ -1,0 +1,484 @@
+"""A child process that cannot hang, leak, or outlive the one who started it.
+
+Responsible for noticing the exit, draining standard error in bounded memory, and ending the whole
+process group. Leaves the start, and the text of its failures, to `_launch`; what is written and read
+to `transports` and `services`, which take the descriptors.
+
+Own code instead of asyncio's subprocesses, because those wait for grandchildren that hold a pipe
+before they report an exit (3.12, 3.13), and hand each chunk through one more turn of the loop.
+
+* Every child is the leader of a session and process group of its own, so that Ctrl-C at our
+  terminal does not hit it and a signal reaches what it has started. What leaves the group
+  (`setsid`, daemons) cannot be followed and survives; on Windows only the process itself is ended.
+* The exit is seen on a pidfd where the system has one, else by a thread. The child is then left a
+  zombie until `end`, on purpose: as long as it is one, nobody else can be given its number, and
+  signalling its group is safe.
+* Children that are still there when the interpreter exits are killed with their groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import codecs
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from antiphon._descriptors import open_reader
+from antiphon._errors import StartError
+from antiphon._launch import Pipes, explain, spawn, words_of
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Mapping, Sequence
+
+    from antiphon._descriptors import Reader
+    from antiphon._launch import StrPath
+
+__all__ = ["Child"]
+
+logger = logging.getLogger("antiphon.process")
+
+#: Of standard error, this much of the end is kept (DESIGN §5).
+TAIL_BYTES = 64 * 1024
+#: What of a group outlives its leader gets this long between TERM and KILL.
+STRAGGLER_GRACE = 0.5
+#: A process that was killed is waited for so long; longer means it hangs in the kernel.
+KILL_WAIT = 2.0
+#: The same where waiting has to block, because the waiting task was cancelled.
+BLOCKING_KILL_WAIT = 0.2
+
+_GROUP_POLL = 0.02
+_UNKNOWN_STATUS = 255  # as asyncio has it, when somebody else has taken the exit status
+
+_living: set[Child] = set()
+
+
+class Child:
+    """One supervised process; `start` makes it, `end` must be awaited in the end.
+
+    Attributes:
+        argv: what was run.
+        pid: its process id, which is its group's id too, and stays its own until `end` is done.
+    """
+
+    argv: list[str]
+    pid: int
+
+    def __init__(self, process: subprocess.Popen[bytes], argv: list[str]) -> None:
+        """Not for callers: use `start`."""
+        self.argv = argv
+        self.pid = process.pid
+        self._process = process
+        self._owner = os.getpid()
+        self._loop = asyncio.get_running_loop()
+        self._stdin = -1
+        self._stdout = -1
+        self._stderr: Reader | None = None
+        self._tail = _Tail(TAIL_BYTES)
+        self._lines: _Lines | None = None
+        self._returncode: int | None = None
+        self._reaped = False
+        self._group_gone = False
+        self._pidfd = -1
+        self._thread: threading.Thread | None = None
+        self._found: tuple[int, bool] | None = None  # by the thread
+        self._waiters: list[asyncio.Future[None]] = []
+        self._watchers: list[Callable[[], object]] = []
+        self._ending = False
+        self._released = asyncio.Event()
+
+    @classmethod
+    async def start(
+        cls,
+        argv: Sequence[StrPath],
+        *,
+        cwd: StrPath | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: Literal["pipe", "null"] = "pipe",
+        stdout: Literal["pipe", "null"] = "pipe",
+        stderr: Literal["pipe", "stdout", "inherit", "null"] = "pipe",
+        on_stderr_line: Callable[[str], object] | None = None,
+    ) -> Child:
+        """Start `argv`, without a shell.
+
+        Args:
+            argv: the command and its arguments. A bare name is searched in the PATH of `env`;
+                a relative path with a slash starts at `cwd`.
+            cwd: its working directory; None for ours.
+            env: its whole environment; None to inherit all of ours. See `inherit_env`.
+            stdin: "pipe" (see `take_stdin`) or "null". It never inherits ours.
+            stdout: "pipe" (see `take_stdout`) or "null".
+            stderr: "pipe" is drained by us, and its end kept in `stderr_tail`; "stdout" joins the
+                two; "inherit" leaves it at ours.
+            on_stderr_line: called on the loop with each line of a piped standard error, without
+                its end; bad UTF-8 is replaced, and what exceeds 64 KiB comes in pieces. What it
+                raises is logged and changes nothing.
+
+        Raises:
+            StartError: nothing was started; the text says what is wrong. Returns or raises within
+                milliseconds and is never suspended, so it cannot be cancelled half-way.
+        """
+        words = words_of(argv)
+        pipes = Pipes(stdin, stdout, stderr)
+        try:
+            process = spawn(words, cwd, env, pipes)
+        except (OSError, ValueError) as error:
+            pipes.close_ours()
+            reason = explain(error, words, cwd, env)
+            raise StartError(reason, command=words) from error
+        finally:
+            pipes.close_theirs()
+        child = cls(process, words)
+        child._stdin, child._stdout = pipes.our_stdin, pipes.our_stdout
+        if pipes.our_stderr >= 0:
+            child._drain_stderr(pipes.our_stderr, on_stderr_line)
+        _living.add(child)
+        child._watch()
+        return child
+
+    def _drain_stderr(self, fd: int, on_line: Callable[[str], object] | None) -> None:
+        self._lines = _Lines(on_line) if on_line is not None else None
+        self._stderr = open_reader(self._loop, fd, self._stderr_received, self._stderr_ended)
+        self._stderr.resume()
+
+    def _stderr_received(self, data: bytes) -> None:
+        self._tail.add(data)
+        if self._lines is not None:
+            self._lines.feed(data)
+
+    def _stderr_ended(self, _error: OSError | None) -> None:
+        if self._lines is not None:
+            self._lines.feed(b"", final=True)
+
+    # ------------------------------------------------------------------ descriptors
+
+    def take_stdin(self) -> int:
+        """The writing end of its standard input; the caller owns it from now on.
+
+        It is a pipe that nobody else writes to, so its flags may be changed.
+        """
+        fd, self._stdin = self._stdin, -1
+        return fd
+
+    def take_stdout(self) -> int:
+        """The reading end of its standard output; the caller owns it from now on."""
+        fd, self._stdout = self._stdout, -1
+        return fd
+
+    @property
+    def stderr_tail(self) -> str:
+        """The end of its standard error, at most 64 KiB, bad UTF-8 replaced; "" if not piped.
+
+        After the exit, what is still in the pipe is included.
+        """
+        if self._stderr is not None and self._returncode is not None:
+            self._stderr.drain(TAIL_BYTES * 2)
+        return self._tail.text()
+
+    # ------------------------------------------------------------------ exit
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; else its exit status, or minus the signal that ended it."""
+        return self._returncode
+
+    def on_exit(self, watcher: Callable[[], object]) -> None:
+        """Have `watcher` called on the loop, once, when the process has ended (soon, if it has)."""
+        if self._returncode is None:
+            self._watchers.append(watcher)
+        else:
+            self._loop.call_soon(watcher)
+
+    async def wait(self) -> int:
+        """Wait for the exit of the process itself, whatever its children do; its `returncode`."""
+        if self._returncode is None:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+        return cast("int", self._returncode)
+
+    async def wait_within(self, seconds: float) -> bool:
+        """Wait for the exit, but not longer; tell whether it came."""
+        if self._returncode is None and seconds > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.wait()
+        return self._returncode is not None
+
+    def _watch(self) -> None:
+        if sys.platform == "linux":
+            try:
+                self._pidfd = os.pidfd_open(self.pid)
+                self._loop.add_reader(self._pidfd, self._look)
+            except (OSError, NotImplementedError):  # before Linux 5.3, or forbidden in a sandbox
+                self._close_pidfd()
+            else:
+                return
+        self._thread = threading.Thread(
+            target=self._wait_in_thread, name="antiphon wait", daemon=True
+        )
+        self._thread.start()
+
+    def _wait_in_thread(self) -> None:
+        self._found = _wait_for(self._process)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._exited, *self._found)
+
+    def _look(self) -> None:
+        code = _peek(self.pid)
+        if code is not None:
+            self._exited(*code)
+
+    def _exited(self, code: int, reaped: bool) -> None:  # noqa: FBT001  (private)
+        if self._returncode is not None:
+            return
+        self._returncode = code
+        self._reaped = reaped
+        self._close_pidfd()
+        if self._released.is_set():  # it had hung in the kernel when `end` gave it up
+            self._reap()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            watcher()
+
+    def _close_pidfd(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _reap(self) -> None:
+        if not self._reaped:
+            self._reaped = True
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+        # Popen would otherwise ask for a process that is no longer there.
+        self._process.returncode = self._returncode
+
+    # ------------------------------------------------------------------ ending
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process and all of its group; nothing happens if they are gone.
+
+        On Windows the process is terminated, whatever the signal, and nothing else is.
+        """
+        if sys.platform == "win32":
+            if self._returncode is None:
+                self._process.terminate()
+        elif not self._group_gone:
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                self._group_gone = self._reaped
+            except PermissionError:
+                # macOS says so for a group of zombies; elsewhere the group has changed its user.
+                logger.debug("process group %d may not be signalled", self.pid)
+
+    async def end(self, *, stdin_grace: float = 2.0, term_grace: float = 2.0) -> int | None:
+        """Make the process and its group go away, by steps, and leave no trace of them.
+
+        Closes standard input if it is still here, waits `stdin_grace` seconds for the exit, sends
+        TERM to the group, waits `term_grace` seconds, sends KILL. What is left of the group after
+        its leader gets TERM and, half a second later, KILL. Then descriptors and the process entry
+        are released.
+
+        Idempotent; several may wait at once. Cancelling it, or any of those who wait, skips the
+        waiting: the group is killed at once. Returns the `returncode`; None only where the kernel
+        does not let go of the process, which is then reaped when it does.
+        """
+        if not self._ending:
+            self._ending = True
+            try:
+                await self._descend(stdin_grace, term_grace)
+            finally:
+                self._release()
+        elif not self._released.is_set():
+            try:
+                await self._released.wait()
+            except asyncio.CancelledError:
+                self.signal_group(_KILL)
+                raise
+        return self._returncode
+
+    async def _descend(self, stdin_grace: float, term_grace: float) -> None:
+        if self._stdin >= 0:
+            os.close(self.take_stdin())
+        if not await self.wait_within(stdin_grace):
+            self.signal_group(signal.SIGTERM)
+            if not await self.wait_within(term_grace):
+                self.signal_group(_KILL)
+                if not await self.wait_within(KILL_WAIT):
+                    logger.warning("process %d does not end after being killed", self.pid)
+                    return
+        self._reap()
+        if sys.platform != "win32" and _group_lives(self.pid):
+            self.signal_group(signal.SIGTERM)
+            left = STRAGGLER_GRACE
+            while left > 0 and _group_lives(self.pid):
+                await asyncio.sleep(_GROUP_POLL)
+                left -= _GROUP_POLL
+
+    def _release(self) -> None:
+        if self._returncode is None or (sys.platform != "win32" and _group_lives(self.pid)):
+            self.signal_group(_KILL)
+        if self._returncode is None:
+            # Only when the ladder was cancelled: nobody will be there to wait later.
+            self._wait_blocking()
+        if self._returncode is not None:
+            self._reap()
+            self._group_gone = True
+        if self._stderr is not None:
+            self._stderr.drain(TAIL_BYTES * 2)
+            self._stderr.close()
+            self._stderr_ended(None)
+            self._stderr = None
+        for fd in (self.take_stdin(), self.take_stdout()):
+            if fd >= 0:
+                os.close(fd)
+        _living.discard(self)
+        self._released.set()
+
+    def _wait_blocking(self) -> None:
+        if self._thread is not None:
+            self._thread.join(BLOCKING_KILL_WAIT)
+            if self._found is not None:
+                self._exited(*self._found)
+        elif self._pidfd >= 0:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            poll.poll(BLOCKING_KILL_WAIT * 1000)
+            self._look()
+
+    def kill_now(self) -> None:
+        """Kill the group without waiting for anything: for the interpreter's exit."""
+        if self._owner == os.getpid() and not self._released.is_set():
+            self.signal_group(_KILL)
+
+
+@atexit.register
+def _kill_the_living() -> None:
+    for child in list(_living):
+        child.kill_now()
+
+
+_KILL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
+
+
+def _peek(pid: int) -> tuple[int, bool] | None:
+    """The exit status of a child that has ended, and whether it is reaped; None if it runs."""
+    try:
+        if not hasattr(os, "waitid"):  # macOS before 3.13
+            done, status = os.waitpid(pid, os.WNOHANG)
+            return (os.waitstatus_to_exitcode(status), True) if done else None
+        # WNOWAIT leaves the zombie, and with it the number, in place.
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        # Somebody waits for all children, or SIGCHLD is ignored: the status is lost.
+        logger.warning("the exit status of process %d was taken by other code", pid)
+        return _UNKNOWN_STATUS, True
+    if found is None:
+        return None
+    return (found.si_status if found.si_code == os.CLD_EXITED else -found.si_status), False
+
+
+def _wait_for(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
+    """Block until the child has ended; as `_peek`."""
+    if sys.platform == "win32":
+        return process.wait(), True
+    try:
+        if not hasattr(os, "waitid"):
+            _, status = os.waitpid(process.pid, 0)
+            return os.waitstatus_to_exitcode(status), True
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        return _UNKNOWN_STATUS, True
+    return _peek(process.pid) or (_UNKNOWN_STATUS, True)
+
+
+def _group_lives(group: int) -> bool:
+    """Tell whether a process group has a member that is not a zombie, as far as can be told."""
+    if sys.platform == "win32":
+        return False
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return sys.platform == "linux"
+    # Orphans of a container whose first process reaps nobody stay zombies for ever.
+    folders = list(Path("/proc").glob("[0-9]*")) if sys.platform == "linux" else []
+    return not folders or any(_is_member(folder, group) for folder in folders)
+
+
+def _is_member(folder: Path, group: int) -> bool:
+    try:
+        text = (folder / "stat").read_bytes()
+    except OSError:  # gone by now
+        return False
+    # The name before the last parenthesis may contain anything.
+    state, _parent, its_group = text.rpartition(b")")[2].split()[:3]
+    return int(its_group) == group and state not in {b"Z", b"X"}
+
+
+# ---------------------------------------------------------------------- standard error
+
+
+class _Tail:
+    """Keeps the end of a byte stream, in amortised constant time per byte."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._data = bytearray()
+        self._cut = False
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+        if len(self._data) > 2 * self._size:
+            self._trim()
+
+    def _trim(self) -> None:
+        if len(self._data) > self._size:
+            del self._data[: -self._size]
+            self._cut = True
+
+    def text(self) -> str:
+        self._trim()
+        data = bytes(self._data)
+        if self._cut:  # not in the middle of a character
+            data = data.lstrip(bytes(range(0x80, 0xC0)))
+        return data.decode("utf-8", "replace")
+
+
+class _Lines:
+    """Gives a byte stream to a function line by line, in bounded memory."""
+
+    def __init__(self, function: Callable[[str], object]) -> None:
+        self._function = function
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    def feed(self, data: bytes, *, final: bool = False) -> None:
+        text = self._rest + self._decoder.decode(data, final)
+        lines = text.split("\n")
+        self._rest = lines.pop()
+        if final or len(self._rest) >= TAIL_BYTES:
+            if self._rest:
+                lines.append(self._rest)
+            self._rest = ""
+        for line in lines:
+            try:
+                self._function(line.removesuffix("\r"))
+            except Exception:
+                logger.exception("the function for lines of standard error failed")
