@@ -15,7 +15,9 @@ README = Path(__file__).parents[1] / "README.md"
 
 def example(name: str) -> str:
     """The `python` block whose first line is the comment `# NAME`."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.M | re.S)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     found = [block for block in blocks if block.startswith(f"# {name}\n")]
     assert len(found) == 1, f"{len(found)} blocks for {name}"
     return found[0]
@@ -32,7 +34,7 @@ def test_an_example_has_ten_lines_at_most(name: str) -> None:
 
 def test_the_first_screen_shows_exactly_two_commands() -> None:
     first = README.read_text(encoding="utf-8").partition("```python")[0]
-    commands = re.findall(r"^```sh\n(.*?)^```$", first, re.M | re.S)
+    commands = re.findall(r"^```sh\n(.*?)^```$", first, re.MULTILINE | re.DOTALL)
 
     assert [[line.split("#")[0].strip() for line in block.splitlines()] for block in commands] == [
         ["make demo", "make test"]
