@@ -1,0 +1,84 @@
+"""What a service knows of the call it serves, and the question it asks before it acts.
+
+Services do not know the runtime: they take any context with a session id and that session's roots.
+Deciding is left to the guard (a person, a rule, `Permissions`), carrying out to the services.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from antiphon._errors import RequestError
+
+__all__ = ["Guard", "Operation", "ServiceContext", "permit", "refusal"]
+
+# All the codes that services answer with.
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+RESOURCE_NOT_FOUND = -32002
+
+
+class ServiceContext(Protocol):
+    """The part of a handler's `ctx` that services use."""
+
+    @property
+    def session_id(self) -> str:
+        """The session on whose behalf the agent calls."""
+        ...
+
+    @property
+    def roots(self) -> Sequence[str]:
+        """The session's `cwd`, then its `additionalDirectories`: absolute paths."""
+        ...
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent wants done, in the words in which a person or a rule decides it.
+
+    Attributes:
+        kind: "write" for a file, "execute" for a command.
+        session_id: the session on whose behalf the agent asks.
+        title: one line for a person. For a command it is the whole line that will run.
+        path: of a write: the file that will be written, every link resolved.
+        command: of a command: the argument list exactly as it will be run, shell included.
+        cwd: of a command: the directory it will run in, every link resolved.
+        env: of a command: what the agent adds to its environment. It can change the meaning of a
+            command that looks harmless (`PATH`, `LD_PRELOAD`).
+    """
+
+    kind: Literal["write", "execute"]
+    session_id: str
+    title: str
+    path: str | None = None
+    command: list[str] | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+
+
+#: Asked before every write and every command; anything but True refuses.
+Guard = Callable[[Operation], Awaitable[bool]]
+
+
+def refusal(reason: str, **facts: object) -> RequestError:
+    """-32602: the parameters ask for what this service will not do, `data.reason` says why."""
+    return RequestError.of(INVALID_PARAMS, "Invalid params", {"reason": reason, **facts})
+
+
+async def permit(guard: Guard | None, operation: Operation) -> None:
+    """Return if `guard` allows the operation or there is none to ask.
+
+    Raises:
+        RequestError: -32603 with reason `permission_denied`, for every answer but True.
+
+    What the guard itself raises passes through, so that a broken guard allows nothing.
+    """
+    if guard is not None and await guard(operation) is not True:
+        raise denied()
+
+
+def denied() -> RequestError:
+    """The answer to an operation that was not allowed."""
+    return RequestError.of(INTERNAL_ERROR, "Permission denied", {"reason": "permission_denied"})
