@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .handlers_module import handlers_module
 from .notes import load_notes
@@ -15,11 +16,8 @@ from .pinned import Refused, load_pin, official_documents
 from .reading import Unreadable, read_model
 from .types_module import types_module, unstable_module
 
-if sys.version_info >= (3, 11):
-    from typing import TYPE_CHECKING
-
-    if TYPE_CHECKING:
-        from .model import Model
+if TYPE_CHECKING:
+    from .model import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 STABLE = "schema/v1/schema.json"
@@ -37,8 +35,7 @@ def load_models(root: Path = ROOT) -> dict[str, Model]:
         documents[UNSTABLE], "v1_unstable", notes, stable=frozenset(stable.definitions)
     )
     if lost := set(stable.entries) - set(unstable.entries):
-        msg = f"the unstable schema has other names for {sorted(lost)}"
-        raise Unreadable(msg)
+        raise Unreadable(f"the unstable schema has other names for {sorted(lost)}")
     return {"v1": stable, "v1_unstable": unstable}
 
 
@@ -64,8 +61,14 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail where a file is out of date"
     )
+    parser.add_argument(
+        "--fetch", action="store_true", help="only make sure that the official files are there"
+    )
     options = parser.parse_args(arguments)
     try:
+        if options.fetch:
+            load_models(root)
+            return 0
         files = generated_files(root)
     except (Refused, Unreadable, ValueError) as error:
         sys.stderr.write(f"generate_schema.py: {error}\n")
@@ -105,9 +108,8 @@ def _formatted(text: str, path: Path, root: Path) -> str:
     beside = Path(sys.executable).with_name("ruff")
     ruff = str(beside) if beside.is_file() else shutil.which("ruff")
     if ruff is None:
-        msg = "ruff is needed to format the generated files: python -m pip install ruff"
-        raise Refused(msg)
-    for step in (("check", "--fix-only", "--select=I"), ("format",)):
+        raise Refused("ruff is needed to format the generated files: python -m pip install ruff")
+    for step in (("check", "--fix-only", "--select=I,RUF022"), ("format",)):
         done = subprocess.run(
             [ruff, *step, "--quiet", f"--stdin-filename={path}", "-"],
             input=text,
@@ -117,7 +119,6 @@ def _formatted(text: str, path: Path, root: Path) -> str:
             encoding="utf-8",
         )
         if done.returncode:
-            msg = f"ruff {step[0]} refuses the text of {path.name}:\n{done.stderr}"
-            raise Refused(msg)
+            raise Refused(f"ruff {step[0]} refuses the text of {path.name}:\n{done.stderr}")
         text = done.stdout
     return text

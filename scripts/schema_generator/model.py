@@ -39,11 +39,15 @@ class Ref:
 
 @dataclass(frozen=True)
 class ListOf:
+    """An array."""
+
     item: Type
 
 
 @dataclass(frozen=True)
 class MapOf:
+    """An object whose members all have values of one type."""
+
     value: Type
 
 
@@ -61,6 +65,8 @@ class ByMethod:
     names: tuple[str, ...]
 
 
+MemberKind = Literal["str", "any"]
+Side = Literal["agent", "client", "both"]
 Type = Basic | Words | Ref | ListOf | MapOf | Either | ByMethod
 
 
@@ -113,12 +119,14 @@ class Case:
 
     It applies where the member `key` equals the string `value`, or, with `value` None, where the
     member is a string (`kind` "str") or is there at all (`kind` "any"); `key` None always applies.
+    `needs`: the members that the schema requires of an unknown variant all the same.
     """
 
     type: Type | None
     key: str | None = None
     value: str | None = None
-    kind: Literal["str", "any"] = "str"
+    kind: MemberKind = "str"
+    needs: tuple[Field, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,7 @@ class MethodRow:
     """One method: names are entries of the model. Mirrors `antiphon.schema.Method`."""
 
     name: str
-    side: Literal["agent", "client", "both"]
+    side: Side
     kind: Literal["request", "notification"]
     params: str
     result: str | None
@@ -160,8 +168,7 @@ class Model:
         """The record of that name; raises TypeError where the entry is no record."""
         entry = self.entries[name]
         if not isinstance(entry, Record):
-            msg = f"{name} is no record"
-            raise TypeError(msg)
+            raise TypeError(f"{name} is no record")
         return entry
 
 

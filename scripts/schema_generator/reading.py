@@ -19,10 +19,12 @@ from .model import (
     Field,
     ListOf,
     MapOf,
+    MemberKind,
     MethodRow,
     Model,
     Record,
     Ref,
+    Side,
     Type,
     Union,
     Words,
@@ -56,8 +58,9 @@ SILENT = frozenset(
         *FLAGS,
     }
 )
-#: The envelope definitions that list messages: their key holding the list, who handles them.
-ENVELOPES: tuple[tuple[str, Literal["agent", "client", "both"]], ...] = (
+SIDES: dict[str, Side] = {"agent": "agent", "client": "client", "both": "both"}
+#: The envelope definitions that list messages, and who handles those.
+ENVELOPES: tuple[tuple[str, Side], ...] = (
     ("ClientRequest", "agent"),
     ("ClientNotification", "agent"),
     ("AgentRequest", "client"),
@@ -129,8 +132,7 @@ class _Walk:
         # Definitions first, in the order of the JSON; a variant may have been made on the way.
         entries = self.model.entries
         if missing := set(self.definitions) - set(entries):
-            msg = f"definitions left out: {sorted(missing)}"
-            raise Unreadable(msg)
+            raise Unreadable(f"definitions left out: {sorted(missing)}")
         self.model.methods = list(self._methods(document))
         return self.model
 
@@ -157,15 +159,13 @@ class _Walk:
 
     def _add(self, entry: Alias | Record | Union) -> None:
         if entry.name in self.model.entries:
-            msg = f"two entries called {entry.name}; name one of them in notes.toml"
-            raise Unreadable(msg)
+            raise Unreadable(f"two entries called {entry.name}; name one of them in notes.toml")
         self.model.entries[entry.name] = entry
 
     def _record(self, name: str, of: str, fields: tuple[Field, ...], **facts: Any) -> Ref:
         names = Counter(field.python for field in fields)
         if twice := [field for field, count in names.items() if count > 1]:
-            msg = f"{name} has {twice} twice"
-            raise Unreadable(msg)
+            raise Unreadable(f"{name} has {twice} twice")
         self._add(Record(name, of, fields, **facts))
         return Ref(name)
 
@@ -174,15 +174,14 @@ class _Walk:
     def _fields(self, schema: Json) -> tuple[Field, ...]:
         required = schema.get("required", [])
         fields = [
-            self._field(wire, member, wire in required)
+            self._field(wire, member, required=wire in required)
             for wire, member in schema.get("properties", {}).items()
         ]
         if missing := set(required) - {field.wire for field in fields}:
-            msg = f"required but not described: {sorted(missing)}"
-            raise Unreadable(msg)
+            raise Unreadable(f"required but not described: {sorted(missing)}")
         return tuple(fields)
 
-    def _field(self, wire: str, schema: Json, required: bool) -> Field:
+    def _field(self, wire: str, schema: Json, *, required: bool) -> Field:
         type_, nullable = self._type(schema)
         flags = "".join(flag for keyword, flag in FLAGS.items() if schema.get(keyword))
         if required and "D" in flags and not isinstance(type_, ListOf):
@@ -246,7 +245,7 @@ class _Walk:
     def _marked_value(self, name: str, schema: Json, branches: list[Json]) -> None:
         """One struct whose `value` is of several types, one of which needs a mark beside it."""
         fields = {field.wire: field for field in self._fields(schema)}
-        required = set.intersection(*(set(branch["required"]) for branch in branches))
+        in_each = Counter(wire for branch in branches for wire in branch["required"])
         autotag = None
         for branch in branches:
             mark = _tag(branch)
@@ -260,7 +259,8 @@ class _Walk:
                     fields[field.wire] = _join(fields.get(field.wire), field)
                     if mark and isinstance(field.type, Basic):
                         autotag = (mark[0], mark[1], field.wire, field.type.kind)
-        always = {*schema.get("required", []), *required}
+        always: set[str] = {*schema.get("required", [])}
+        always |= {wire for wire, count in in_each.items() if count == len(branches)}
         self._record(
             name,
             name,
@@ -293,7 +293,7 @@ class _Walk:
             tag = _tag(branch)
             if "not" in branch:
                 key = next(iter(branch["properties"]))
-                cases.append(Case(None, key))
+                cases.append(Case(None, key, needs=(*_needed(shared), *self._scope(branch))))
             elif tag:
                 cases.append(Case(self._variant(name, branch, tag, shared), *tag))
             else:
@@ -303,6 +303,13 @@ class _Walk:
             cases = self._discriminated(name, cases)
         self._add(Union(name, tuple(cases), tagged))
 
+    def _scope(self, branch: Json) -> tuple[Field, ...]:
+        """What the first alternative inside a branch requires."""
+        for scope in _branches(branch):
+            if body := _only_ref(scope):
+                return _needed(self._fields(self.definitions[body]))
+        return ()
+
     def _variant(
         self, union: str, branch: Json, tag: tuple[str, str], shared: tuple[Field, ...]
     ) -> Ref:
@@ -311,8 +318,7 @@ class _Walk:
         noted = self.notes.variants.get(f"{union}.{tag[1]}")
         if body is None:
             if noted is None:
-                msg = f"variant {tag[1]} has no body: name it in notes.toml"
-                raise Unreadable(msg)
+                raise Unreadable(f"variant {tag[1]} has no body: name it in notes.toml")
             return self._record(noted, union, shared, tag=tag)
         body_schema = self.definitions[body]
         fields: tuple[Field, ...]
@@ -325,13 +331,13 @@ class _Walk:
             fields = self._fields(body_schema)
         if self.uses[body] == 1:
             if noted:
-                msg = f"notes.toml names {union}.{tag[1]}, which is called {body} anyway"
-                raise Unreadable(msg)
+                raise Unreadable(
+                    f"notes.toml names {union}.{tag[1]}, which is called {body} anyway"
+                )
             self.model.entries.pop(body, None)
             return self._record(body, union, (*shared, *fields), tag=tag, some_of=needed)
         if shared or needed:
-            msg = f"{body} is used elsewhere too"
-            raise Unreadable(msg)
+            raise Unreadable(f"{body} is used elsewhere too")
         return self._record(noted or pascal(tag[1]), union, fields, tag=tag, base=body)
 
     def _made(self, name: str) -> Alias | Record | Union:
@@ -359,10 +365,11 @@ class _Walk:
                 found.append(case)
                 continue
             others = set[str]().union(*(set(required[other]) for other in bare if other != case))
-            own = [(key, kind) for key, kind in required[case].items() if key not in others]
+            own: list[tuple[str, MemberKind]] = [
+                (key, kind) for key, kind in required[case].items() if key not in others
+            ]
             if not own:
-                msg = f"{name}: {case.type} has no member of its own"
-                raise Unreadable(msg)
+                raise Unreadable(f"{name}: {case.type} has no member of its own")
             found.append(Case(case.type, own[0][0], None, own[0][1]))
         if any(isinstance(case.type, ListOf) for case in bare):
             # An empty list fits all; the first one keeps it, so it is the one without a test.
@@ -370,20 +377,19 @@ class _Walk:
             return [*rest, Case(first.type)]
         return found
 
-    def _required_members(self, type_: Type | None) -> dict[str, Literal["str", "any"]]:
+    def _required_members(self, type_: Type | None) -> dict[str, MemberKind]:
         if isinstance(type_, ListOf):
             type_ = type_.item
         if not isinstance(type_, Ref):
             raise Unreadable(f"{type_} cannot be told apart by its members")
-        entry = self._made(type_.name) if type_.name in self.definitions else None
-        record = entry or self.model.entries[type_.name]
+        entries = self.model.entries
+        record = entries.get(type_.name) or self._made(type_.name)
         if not isinstance(record, Record):
             raise Unreadable(f"{type_.name} is no object")
-        return {
-            field.wire: "str" if self._is_string(field.type) else "any"
-            for field in record.fields
-            if field.required
-        }
+        members: dict[str, MemberKind] = {}
+        for field in _needed(record.fields):
+            members[field.wire] = "str" if self._is_string(field.type) else "any"
+        return members
 
     def _is_string(self, type_: Type) -> bool:
         if isinstance(type_, Ref):
@@ -401,16 +407,15 @@ class _Walk:
             return self._type_of_branches(branches)
         if ref := schema.get("$ref") or _only_ref(schema):
             return Ref(ref.removeprefix("#/$defs/")), False
-        kinds = schema.get("type")
-        nullable = isinstance(kinds, list) and "null" in kinds
-        kind = next(kind for kind in kinds if kind != "null") if isinstance(kinds, list) else kinds
+        kinds = _kinds(schema)
+        nullable = len(kinds) > 1 and "null" in kinds
+        kind = next((kind for kind in kinds if kind != "null" or len(kinds) == 1), None)
         if (
             unknown := set(schema)
             - SILENT
             - {"type", "items", "minimum", "maximum", "minLength", "const", "properties"}
         ):
-            msg = f"unknown keywords {sorted(unknown)}"
-            raise Unreadable(msg)
+            raise Unreadable(f"unknown keywords {sorted(unknown)}")
         match kind:
             case None:
                 return Basic("any"), False
@@ -436,8 +441,7 @@ class _Walk:
             case "object" if "properties" not in schema:
                 return Basic("object"), nullable
             case _:
-                msg = f"unknown type {kind!r}"
-                raise Unreadable(msg)
+                raise Unreadable(f"unknown type {kind!r}")
 
     def _item(self, schema: Json) -> Type:
         type_, nullable = self._type(schema)
@@ -452,8 +456,7 @@ class _Walk:
         names = [_only_ref(branch) for branch in rest]
         if all(names):
             return ByMethod(tuple(name for name in names if name)), nullable
-        msg = "alternatives inside a member"
-        raise Unreadable(msg)
+        raise Unreadable("alternatives inside a member")
 
     # --- methods
 
@@ -472,24 +475,22 @@ class _Walk:
         names = type_.names if isinstance(type_, ByMethod) else (cast("Ref", type_).name,)
         return [name for name in names if name not in EXTENSIONS]
 
-    def _method(self, params: str, side: Literal["agent", "client", "both"]) -> MethodRow:
+    def _method(self, params: str, side: Side) -> MethodRow:
         schema = self.definitions[params]
         wire: str = schema["x-method"]
         kind: Literal["request", "notification"] = (
             "request" if params.endswith("Request") else "notification"
         )
         facts = self.notes.of_method(wire, kind)
-        declared = facts.get("side", schema["x-side"])
-        if side != "both" and declared != side:
-            msg = f"{wire}: its envelope says {side}, its x-side says {declared}"
-            raise Unreadable(msg)
-        if declared not in ("agent", "client", "both"):
-            msg = f"{wire}: say in notes.toml which side handles it, {declared!r} does not"
-            raise Unreadable(msg)
+        word: str = facts.get("side") or schema["x-side"]
+        declared = SIDES.get(word)
+        if declared is None:
+            raise Unreadable(f"{wire}: say in notes.toml which side handles it, {word!r} does not")
+        if side not in {"both", declared}:
+            raise Unreadable(f"{wire}: its envelope says {side}, its x-side says {declared}")
         result = params.removesuffix("Request") + "Response" if kind == "request" else None
         if result and self.definitions[result].get("x-method") != wire:
-            msg = f"{result} is no result of {wire}"
-            raise Unreadable(msg)
+            raise Unreadable(f"{result} is no result of {wire}")
         return MethodRow(
             name=wire,
             side=declared,
@@ -501,6 +502,11 @@ class _Walk:
             or snake(params.removesuffix("Request").removesuffix("Notification")),
             stable=self.stable is None or params in self.stable,
         )
+
+
+def _kinds(schema: Json) -> list[str]:
+    kinds: str | list[str] = schema.get("type", [])
+    return [kinds] if isinstance(kinds, str) else kinds
 
 
 def _branches(schema: Json) -> list[Json]:
@@ -554,11 +560,15 @@ def _join(one: Field | None, two: Field) -> Field:
     )
 
 
+def _needed(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    return tuple(field for field in fields if field.required)
+
+
 def _as_optional(field: Field) -> Field:
     return Field(field.wire, field.python, field.type, False, field.nullable, field.flags)
 
 
-def _uses(node: Any) -> Iterator[str]:
+def _uses(node: object) -> Iterator[str]:
     """Every mention of a definition, one by one."""
     if isinstance(node, dict):
         for key, value in cast("Json", node).items():
@@ -567,5 +577,5 @@ def _uses(node: Any) -> Iterator[str]:
             else:
                 yield from _uses(value)
     elif isinstance(node, list):
-        for item in cast("list[Any]", node):
+        for item in cast("list[object]", node):
             yield from _uses(item)

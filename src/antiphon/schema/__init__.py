@@ -51,5 +51,4 @@ def __getattr__(name: str) -> Any:
         value = getattr(_codec, name)
         globals()[name] = value
         return value
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

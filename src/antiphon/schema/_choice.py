@@ -29,6 +29,10 @@ __all__ = [
 Case = tuple[Any, str | None, str | type | None]
 
 
+_KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str", list: "array"}
+_EMPTY: dict[str, Any] = {}
+
+
 class Unknown:
     """A variant of an open union that this version does not know, kept as it came.
 
@@ -43,8 +47,7 @@ class Unknown:
 
     def __init__(self, raw: bytes, reason: str = "") -> None:
         if not raw:
-            msg = "an unknown variant needs its JSON text"
-            raise ValueError(msg)
+            raise ValueError("an unknown variant needs its JSON text")
         self.raw = raw
         self.reason = reason
 
@@ -108,15 +111,15 @@ def choose(kind: Choice, value: Any) -> Any:
 
     Returns a struct class, a list type, or `Unknown`; raises ValueError where none applies.
     """
-    probe = value
+    probe: object = value
     if list in kind.members:
         if not isinstance(value, list):
-            msg = f"Expected `array`, got `{_json_kind(value)}`"
-            raise ValueError(msg)
-        probe = next(iter(typing.cast("list[Any]", value)), {})
+            raise ValueError(f"Expected `array`, got `{_json_kind(value)}`")
+        items = typing.cast("list[object]", value)
+        probe = items[0] if items else _EMPTY
     if not isinstance(probe, dict):
-        msg = f"Expected `object`, got `{_json_kind(probe)}`"
-        raise ValueError(msg)
+        # msgspec adds the path to a ValueError; a TypeError would leave the decoder as it is.
+        raise ValueError(f"Expected `object`, got `{_json_kind(probe)}`")  # noqa: TRY004
     members = typing.cast("dict[str, Any]", probe)
     for alternative, key, test in kind.cases:
         if key is None:
@@ -125,20 +128,18 @@ def choose(kind: Choice, value: Any) -> Any:
             found = members[key]
             if found == test if isinstance(test, str) else isinstance(found, test or object):
                 return alternative
-    keys = dict.fromkeys(case[1] for case in kind.cases if case[1])
-    msg = f"Object fits no variant of {kind.__name__}: look at {', '.join(keys)}"
-    raise ValueError(msg)
+    keys = dict.fromkeys(f"`{case[1]}`" for case in kind.cases if case[1])
+    raise ValueError(f"Object fits no variant of {kind.__name__}: look at {' and '.join(keys)}")
 
 
 def decode_hook(kind: type, value: Any) -> Any:
-    """msgspec's `dec_hook`: decode a value of a `Choice` from its JSON value.
+    """Decode, as `dec_hook` of msgspec, a value of a `Choice` from its JSON value.
 
     Raises ValueError (which msgspec turns into a ValidationError with the path) where it does not
     fit, NotImplementedError for a type that is no `Choice`.
     """
     if not isinstance(kind, Choice):
-        msg = f"{kind!r} is no wire type"
-        raise NotImplementedError(msg)
+        raise NotImplementedError(f"{kind!r} is no wire type")
     alternative = choose(kind, value)
     if alternative is Unknown:
         return Unknown(msgspec.json.encode(value), f"unknown variant of {kind.__name__}")
@@ -150,21 +151,11 @@ def decode_hook(kind: type, value: Any) -> Any:
 
 
 def encode_hook(value: Any) -> Any:
-    """msgspec's `enc_hook`: an unknown variant is written as it came."""
+    """Encode, as `enc_hook` of msgspec, an unknown variant: as it came."""
     if isinstance(value, Unknown):
         return msgspec.Raw(value.raw)
-    msg = f"Encoding objects of type {type(value).__name__} is unsupported"
-    raise NotImplementedError(msg)
+    raise NotImplementedError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
-def _json_kind(value: Any) -> str:
-    kinds: dict[Any, str] = {
-        dict: "object",
-        list: "array",
-        str: "str",
-        bool: "bool",
-        int: "int",
-        float: "float",
-    }
-    kind: Any = type(value)
-    return kinds.get(kind, "null")
+def _json_kind(value: object) -> str:
+    return "null" if value is None else _KINDS.get(type(value), "object")
