@@ -37,7 +37,7 @@ import threading
 from collections import deque
 from itertools import islice
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import asyncio
@@ -280,9 +280,10 @@ class _ThreadReader:
 class Writer(Protocol):
     """Owns a descriptor and writes to it, now as much as it takes, the rest when it can.
 
-    `paused()` and `resumed()` come when the output that waits exceeds `HIGH_WATER` and when it is
-    back at `LOW_WATER`; `failed(error)` comes at most once, on the loop but never inside `write`,
-    when the other side is gone; what is written after that is dropped.
+    `paused()` (perhaps inside `write`) and `resumed()` come when the output that waits exceeds
+    `HIGH_WATER` and when it is back at `LOW_WATER`; `failed(error)` comes at most once, never
+    inside `write`, when the other side is gone; what is written after that is dropped. After
+    `close` nothing comes any more.
     """
 
     @property
@@ -300,31 +301,27 @@ class Writer(Protocol):
         """Drop what is buffered and close the descriptor. Idempotent."""
 
 
-class Flow(Protocol):
-    """What a writer tells its owner."""
-
-    def paused(self) -> None:
-        """More than `HIGH_WATER` bytes wait."""
-
-    def resumed(self) -> None:
-        """No more than `LOW_WATER` bytes wait, after a pause."""
-
-    def failed(self, error: OSError) -> None:
-        """Nothing can be written any more."""
-
-
 def open_writer(
-    loop: asyncio.AbstractEventLoop, fd: int, flow: Flow, *, own: bool = False
+    loop: asyncio.AbstractEventLoop,
+    fd: int,
+    *,
+    paused: Callable[[], None],
+    resumed: Callable[[], None],
+    failed: Callable[[OSError], None],
+    own: bool = False,
 ) -> Writer:
     """Make the right writer for `fd`, which it owns from now on.
 
     Args:
         loop: where the writer lives.
         fd: the descriptor.
-        flow: who is told of back-pressure and failure.
+        paused: called when more than `HIGH_WATER` bytes wait.
+        resumed: called when, after that, no more than `LOW_WATER` bytes wait.
+        failed: called when nothing can be written any more.
         own: True for a pipe made by this process, whose writing end nobody else has: its flags
             may be changed. False for a descriptor that came from outside.
     """
+    flow = _Flow(paused, resumed, failed)
     if sys.platform == "win32":
         return _ThreadWriter(loop, fd, flow)
     mode = os.fstat(fd).st_mode
@@ -387,6 +384,12 @@ def _set_nonblocking(fd: int) -> bool:
     before = os.get_blocking(fd)
     os.set_blocking(fd, False)
     return before
+
+
+class _Flow(NamedTuple):
+    paused: Callable[[], None]
+    resumed: Callable[[], None]
+    failed: Callable[[OSError], None]
 
 
 class _Target(Protocol):
@@ -469,7 +472,7 @@ def _write_all(fd: int, data: Bytes) -> None:
 class _Writer:
     """What writers share: the marks, the waiters, failing once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, flow: Flow) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, flow: _Flow) -> None:
         self._loop = loop
         self._flow = flow
         self._buffered = 0
@@ -514,7 +517,7 @@ class _Writer:
 
 
 class _PollWriter(_Writer):
-    def __init__(self, loop: asyncio.AbstractEventLoop, target: _Target, flow: Flow) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, target: _Target, flow: _Flow) -> None:
         super().__init__(loop, flow)
         self._target = target
         self._send = target.send
@@ -579,7 +582,11 @@ class _PollWriter(_Writer):
             self._forget()
         self._stop()
         # Not from here: the caller of `write` is in the middle of something.
-        self._loop.call_soon(self._flow.failed, error)
+        self._loop.call_soon(self._report, error)
+
+    def _report(self, error: OSError) -> None:
+        if self._open:
+            self._flow.failed(error)
 
     def _forget(self) -> None:
         self._loop.remove_writer(self._target.fd)
@@ -589,7 +596,7 @@ class _PollWriter(_Writer):
 class _ThreadWriter(_Writer):
     """Writes in a thread, for what can neither be polled nor made non-blocking."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, flow: Flow) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, flow: _Flow) -> None:
         super().__init__(loop, flow)
         self._fd = fd
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()

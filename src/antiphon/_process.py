@@ -303,7 +303,7 @@ class Child:
             try:
                 await self._descend(stdin_grace, term_grace)
             finally:
-                self._release()
+                self.abort()
         elif not self._released.is_set():
             try:
                 await self._released.wait()
@@ -330,11 +330,18 @@ class Child:
                 await asyncio.sleep(_GROUP_POLL)
                 left -= _GROUP_POLL
 
-    def _release(self) -> None:
+    def abort(self) -> None:
+        """Kill what is left of the process and its group, and release everything, at once.
+
+        For when there is no time, or no loop, to await `end`. Idempotent. Blocks until a killed
+        process is gone, which takes about a millisecond, and for at most 0.2 s.
+        """
+        if self._released.is_set():
+            return
+        self._ending = True
         if self._returncode is None or (sys.platform != "win32" and _group_lives(self.pid)):
             self.signal_group(_KILL)
         if self._returncode is None:
-            # Only when the ladder was cancelled: nobody will be there to wait later.
             self._wait_blocking()
         if self._returncode is not None:
             self._reap()
