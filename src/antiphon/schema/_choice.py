@@ -36,7 +36,7 @@ _EMPTY: dict[str, Any] = {}
 class Unknown:
     """A variant of an open union that this version does not know, kept as it came.
 
-    It is encoded unchanged. Two are equal where their bytes are.
+    It is encoded unchanged. Two are equal where their JSON values are.
 
     Attributes:
         raw: the JSON text.
@@ -57,12 +57,17 @@ class Unknown:
         return msgspec.json.decode(self.raw)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Unknown):
-            return type(self) is type(other) and self.raw == other.raw
-        return NotImplemented
+        if not isinstance(other, Unknown):
+            return NotImplemented
+        if type(self) is not type(other):
+            return False
+        try:
+            return self.raw == other.raw or bool(self.data == other.data)
+        except (msgspec.DecodeError, RecursionError):
+            return False
 
-    def __hash__(self) -> int:
-        return hash(self.raw)
+    # Like the structs beside it in a list, it is compared by value and has no hash.
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(raw={self.raw!r}, reason={self.reason!r})"
