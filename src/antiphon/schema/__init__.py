@@ -14,30 +14,42 @@ from antiphon.schema._method import Method, Wire
 
 if TYPE_CHECKING:
     from antiphon.schema._codec import (
+        FieldError,
+        Frame,
         Repair,
+        check_utf8,
         decode,
+        decode_params,
         decode_reporting,
+        decode_result,
         decode_update,
         decoder,
         encode,
         json_depth_exceeds,
+        loads,
         repair_text,
     )
 
 __all__ = [
     "UNSET",
+    "FieldError",
+    "Frame",
     "Method",
     "Repair",
     "Unknown",
     "UnknownUpdate",
     "UnsetType",
     "Wire",
+    "check_utf8",
     "decode",
+    "decode_params",
     "decode_reporting",
+    "decode_result",
     "decode_update",
     "decoder",
     "encode",
     "json_depth_exceeds",
+    "loads",
     "repair_text",
     "variants",
 ]
