@@ -5,5 +5,32 @@ No asyncio, no clock, no files: `transports` moves the bytes, `runtime` decides 
 
 from antiphon.core._framer import Fault, LineFramer, join_frames
 from antiphon.core._limits import Limits
+from antiphon.core._protocol import (
+    Event,
+    Ignored,
+    NotificationEvent,
+    Protocol,
+    Refusal,
+    RequestEvent,
+    ResponseEvent,
+    Side,
+    UpdateEvent,
+    error_frame,
+)
 
-__all__ = ["Fault", "Limits", "LineFramer", "join_frames"]
+__all__ = [
+    "Event",
+    "Fault",
+    "Ignored",
+    "Limits",
+    "LineFramer",
+    "NotificationEvent",
+    "Protocol",
+    "Refusal",
+    "RequestEvent",
+    "ResponseEvent",
+    "Side",
+    "UpdateEvent",
+    "error_frame",
+    "join_frames",
+]

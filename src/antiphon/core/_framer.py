@@ -131,8 +131,7 @@ class LineFramer:
     def _hold(self, rest: bytes) -> None:
         """Keep the beginning or the middle of a line whose end has not come."""
         if self._skipped:
-            self._skipped += len(rest)
-            self._tail = (self._tail + rest[-KEPT:])[-KEPT:]
+            self._skip(rest)
             return
         # Large pieces are kept as they are and joined once. Small ones gather in a bytearray, so
         # that a peer that writes a few bytes at a time does not cost an object for each.
@@ -146,9 +145,14 @@ class LineFramer:
         self._held += len(rest)
         # A line of exactly the limit may have its CR here and its LF in the next chunk.
         if self._held - rest.endswith(b"\r") > self._max:
-            self._skipped = self._held
-            line = self._take()
-            self._head, self._tail = line[:KEPT], line[-KEPT:]
+            self._skip(self._take())
+
+    def _skip(self, rest: bytes) -> None:
+        self._skipped += len(rest)
+        if len(self._head) < KEPT:
+            self._head += rest[: KEPT - len(self._head)]
+        # One byte more than is wanted: it may be the CR of the line end.
+        self._tail = (self._tail + rest[-KEPT - 1 :])[-KEPT - 1 :]
 
     def _take(self, rest: bytes = b"") -> bytes:
         line = b"".join((*self._pieces, rest))
@@ -159,12 +163,10 @@ class LineFramer:
     def _finish(self, rest: bytes) -> bytes | Fault:
         """Make the frame (perhaps blank) or fault of what is held and `rest`."""
         if self._skipped:
-            # One byte more than is kept, for the CR.
-            tail = (self._tail + rest[-KEPT - 1 :])[-KEPT - 1 :]
-            size = self._skipped + len(rest)
-            if tail.endswith(b"\r"):
-                tail, size = tail[:-1], size - 1
-            fault = Fault("frame_too_large", size, self._head, tail[-KEPT:])
+            self._skip(rest)
+            tail = self._tail.removesuffix(b"\r")
+            size = self._skipped - (len(self._tail) - len(tail))
+            fault = Fault("frame_too_large", size, self._head[:size], tail[-KEPT:])
             self._skipped = 0
             self._head = self._tail = b""
             return fault

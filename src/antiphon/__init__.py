@@ -1,0 +1,153 @@
+"""Antiphon: the Agent Client Protocol (ACP) for Python, both roles.
+
+An agent subclasses `Agent` and is served by `serve_stdio`; a client calls `spawn` and prompts
+`Session`s. Names are loaded on first use: `import antiphon` loads no protocol version, no asyncio.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from antiphon._version import __version__
+
+if TYPE_CHECKING:
+    from antiphon._agent import Agent
+    from antiphon._capabilities import Capabilities
+    from antiphon._client import Client
+    from antiphon._connect import connect, run_stdio, serve, serve_stdio, spawn
+    from antiphon._errors import (
+        AntiphonError,
+        AuthRequired,
+        CapabilityError,
+        ConnectionClosed,
+        DeliveryGap,
+        InternalError,
+        InvalidParams,
+        InvalidRequest,
+        LimitExceeded,
+        LocalProtocolError,
+        MethodNotFound,
+        MissingExtra,
+        NotInitialized,
+        ParseError,
+        RemoteProtocolError,
+        RequestCancelled,
+        RequestError,
+        RequestTimeout,
+        ResourceNotFound,
+        StartError,
+        TurnInProgress,
+        TurnOver,
+        VersionMismatch,
+    )
+    from antiphon.core import Limits
+    from antiphon.runtime import Context
+    from antiphon.schema import UNSET, UnknownUpdate
+    from antiphon.sessions import (
+        AgentContext,
+        AgentPeer,
+        AgentSession,
+        ClientContext,
+        ClientPeer,
+        PermissionAnswer,
+        PromptOutcome,
+        PromptTurn,
+        Session,
+        Turn,
+        Update,
+        extension,
+    )
+
+__all__ = [
+    "UNSET",
+    "Agent",
+    "AgentContext",
+    "AgentPeer",
+    "AgentSession",
+    "AntiphonError",
+    "AuthRequired",
+    "Capabilities",
+    "CapabilityError",
+    "Client",
+    "ClientContext",
+    "ClientPeer",
+    "ConnectionClosed",
+    "Context",
+    "DeliveryGap",
+    "InternalError",
+    "InvalidParams",
+    "InvalidRequest",
+    "LimitExceeded",
+    "Limits",
+    "LocalProtocolError",
+    "MethodNotFound",
+    "MissingExtra",
+    "NotInitialized",
+    "ParseError",
+    "PermissionAnswer",
+    "PromptOutcome",
+    "PromptTurn",
+    "RemoteProtocolError",
+    "RequestCancelled",
+    "RequestError",
+    "RequestTimeout",
+    "ResourceNotFound",
+    "Session",
+    "StartError",
+    "Turn",
+    "TurnInProgress",
+    "TurnOver",
+    "UnknownUpdate",
+    "Update",
+    "VersionMismatch",
+    "__version__",
+    "connect",
+    "extension",
+    "run_stdio",
+    "serve",
+    "serve_stdio",
+    "spawn",
+]
+
+#: Where each public name lives; what is not here is an error of `antiphon._errors`.
+_HOMES = {
+    "Agent": "_agent",
+    "Capabilities": "_capabilities",
+    "Client": "_client",
+    "connect": "_connect",
+    "run_stdio": "_connect",
+    "serve": "_connect",
+    "serve_stdio": "_connect",
+    "spawn": "_connect",
+    "Limits": "core",
+    "Context": "runtime",
+    "UNSET": "schema",
+    "UnknownUpdate": "schema",
+    "AgentContext": "sessions",
+    "AgentPeer": "sessions",
+    "AgentSession": "sessions",
+    "ClientContext": "sessions",
+    "ClientPeer": "sessions",
+    "PermissionAnswer": "sessions",
+    "PromptOutcome": "sessions",
+    "PromptTurn": "sessions",
+    "Session": "sessions",
+    "Turn": "sessions",
+    "Update": "sessions",
+    "extension": "sessions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    home = import_module(f"antiphon.{_HOMES.get(name, '_errors')}")
+    value = getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,161 @@
+"""`Agent`: what an agent author subclasses."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from antiphon._capabilities import Capabilities, agent_tree
+from antiphon._errors import MethodNotFound
+from antiphon._handlers import AgentHandlers
+from antiphon.schema import UNSET, v1, v1_unstable
+from antiphon.sessions import AgentContext, Turn, find_extensions
+from antiphon.sessions._methods import allowed_by, table, tree_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from antiphon.runtime import Context
+    from antiphon.sessions import Extensions
+
+__all__ = ["Agent"]
+
+#: The newest protocol version this library speaks; v1 has one.
+PROTOCOL_VERSION = 1
+
+
+class Agent(AgentHandlers):
+    """An agent: override `prompt`, and whatever else yours can do.
+
+    ::
+
+        class Echo(Agent):
+            async def prompt(self, turn: Turn) -> None:
+                await turn.say(f"echo: {turn.text}")
+
+    Handlers are named after the request type in snake case (`new_session`, `load_session`,
+    `set_session_mode`, …) and take `(self, params, ctx)`; `ctx` is an `AgentContext`. Overriding one
+    advertises what it implies; what is not overridden is not advertised and answered -32601. A handler
+    answers with an error by raising `RequestError`; the text of any other exception stays here, in the
+    log. Requests run concurrently, each in a task of its own; one turn per session at a time.
+
+    One instance may serve many connections; state of a connection belongs into its sessions.
+
+    Attributes:
+        info: name and version, sent as `agentInfo`; None sends the class's name and "0".
+        capabilities: what overriding cannot express.
+    """
+
+    info: ClassVar[tuple[str, str] | v1.Implementation | None] = None
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    async def prompt(self, turn: Turn) -> str | v1.PromptResponse | None:
+        """Answer one prompt; the turn's verbs stream what happens.
+
+        Returns None for "end_turn", a stop reason, or a `PromptResponse`. Once `turn.cancelled` is
+        set the answer is "cancelled" whatever is returned or raised (R1-95, R1-96).
+        """
+        del turn
+        raise MethodNotFound("session/prompt")
+
+    async def initialize(
+        self, params: v1_unstable.InitializeRequest, ctx: Context
+    ) -> v1.InitializeResponse:
+        """Agree on the version and advertise (R1-23..R1-26, R1-40). Seldom overridden."""
+        unstable = isinstance(ctx, AgentContext) and ctx.peer.unstable
+        signing_in_a_terminal = allowed_by(tree_of(params.client_capabilities), "auth.terminal")
+        methods = [
+            method
+            for method in self.capabilities.auth_methods
+            if signing_in_a_terminal or not isinstance(method, v1.AuthMethodTerminal)
+        ]
+        return v1_unstable.InitializeResponse(
+            protocol_version=PROTOCOL_VERSION,
+            agent_capabilities=self.advertised(unstable=unstable),
+            agent_info=_implementation(self.info, type(self).__name__),
+            auth_methods=methods or UNSET,
+        )
+
+    async def new_session(
+        self, params: v1_unstable.NewSessionRequest, ctx: Context
+    ) -> v1.NewSessionResponse:
+        """Open a session: by default a random id, with the declared modes and options (R1-47)."""
+        del params, ctx
+        return v1_unstable.NewSessionResponse(
+            session_id=uuid.uuid4().hex,
+            modes=self.initial_modes() or UNSET,
+            config_options=self.initial_config_options() or UNSET,
+        )
+
+    async def set_session_mode(
+        self, params: v1_unstable.SetSessionModeRequest, ctx: Context
+    ) -> v1.SetSessionModeResponse:
+        """Change the mode: by default served for the modes of `capabilities`, which are kept per
+        session (`ctx.session().modes`); others are refused before (R1-119)."""
+        del params, ctx
+        return v1.SetSessionModeResponse()
+
+    async def set_session_config_option(
+        self, params: v1_unstable.SetSessionConfigOptionRequest, ctx: Context
+    ) -> v1.SetSessionConfigOptionResponse:
+        """Change an option: by default served for the options of `capabilities`, which are kept per
+        session (`ctx.session().config_options`); unknown ones are refused before (R1-120, R1-121)."""
+        options = ctx.session().config_options if isinstance(ctx, AgentContext) else None
+        for option in options or ():
+            if getattr(option, "id", None) == params.config_id:
+                option.current_value = params.value  # type: ignore[assignment, union-attr]
+        return v1_unstable.SetSessionConfigOptionResponse(config_options=options or [])
+
+    # -------------------------------------------------------------- for overriding handlers
+
+    def initial_modes(self) -> v1.SessionModeState | None:
+        """A fresh state of the declared modes, for a handler that opens sessions itself."""
+        modes = list(self.capabilities.modes)
+        if not modes:
+            return None
+        return v1.SessionModeState(current_mode_id=modes[0].id, available_modes=modes)
+
+    def initial_config_options(self) -> list[v1_unstable.SessionConfigOption]:
+        """A fresh copy of the declared options, for a handler that opens sessions itself."""
+        return [copy.deepcopy(option) for option in self.capabilities.config_options]
+
+    # -------------------------------------------------------------- for the runtime
+
+    def find_handler(self, name: str) -> Callable[[Any, Any], Awaitable[Any]] | None:
+        """The handler of that name, or None where it is not implemented."""
+        handler: Any = getattr(self, name, None)
+        mine: Any = getattr(type(self), name, None)
+        if handler is None or mine is getattr(AgentHandlers, name, None):
+            return None
+        if mine is Agent.set_session_mode and not self.capabilities.modes:
+            return None
+        if mine is Agent.set_session_config_option and not self.capabilities.config_options:
+            return None
+        return handler  # type: ignore[no-any-return]
+
+    def extensions(self) -> Extensions:
+        """The extension methods by wire name and kind."""
+        return find_extensions(self)
+
+    def advertised(self, *, unstable: bool) -> v1_unstable.AgentCapabilities:
+        """The capabilities to send."""
+        from antiphon.schema import decode, encode  # noqa: PLC0415  (once a connection)
+
+        tree = agent_tree(
+            self.capabilities,
+            table().requests["agent"].values(),
+            lambda name: self.find_handler(name) is not None,
+            unstable=unstable,
+        )
+        return decode(v1_unstable.AgentCapabilities, encode(tree))
+
+
+def _implementation(
+    info: tuple[str, str] | v1.Implementation | None, name: str
+) -> v1.Implementation:
+    if info is None:
+        return v1.Implementation(name=name, version="0")
+    if isinstance(info, tuple):
+        return v1.Implementation(name=info[0], version=info[1])
+    return info

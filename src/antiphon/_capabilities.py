@@ -1,0 +1,133 @@
+"""What a side offers: told by what it overrides, and by `Capabilities` for what that cannot express."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from antiphon.schema import Method, v1, v1_unstable
+
+__all__ = ["Capabilities"]
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """The `capabilities` of an `Agent` or `Client`; merged with what overriding a handler implies.
+
+    For agents: `image`, `audio`, `embedded_context` (content of prompts), `mcp_http`, `mcp_sse`,
+    `additional_directories`, `auth_methods`, `modes` and `config_options` (given to every new session;
+    the library then answers `session/set_mode` and `session/set_config_option`).
+    For clients: `elicitation_form`, `elicitation_url`, `boolean_config_options`, `notices`,
+    `compaction`, `terminal_auth`, and with `unstable=True` `plan` and `subagents`.
+    For both: `meta`, the `_meta` of the capability object, where extensions are advertised (R1-154).
+    """
+
+    image: bool = False
+    audio: bool = False
+    embedded_context: bool = False
+    mcp_http: bool = False
+    mcp_sse: bool = False
+    additional_directories: bool = False
+    auth_methods: Sequence[v1_unstable.AuthMethod] = ()
+    modes: Sequence[v1.SessionMode] = ()
+    config_options: Sequence[v1_unstable.SessionConfigOption] = ()
+    elicitation_form: bool = False
+    elicitation_url: bool = False
+    boolean_config_options: bool = False
+    notices: bool = False
+    compaction: bool = False
+    terminal_auth: bool = False
+    plan: bool = False
+    subagents: bool = False
+    meta: dict[str, Any] | None = None
+
+
+#: Which path in the wire's capability tree each field sets, and whether with true or an object.
+_AGENT: dict[str, tuple[str, Any]] = {
+    "image": ("promptCapabilities.image", True),
+    "audio": ("promptCapabilities.audio", True),
+    "embedded_context": ("promptCapabilities.embeddedContext", True),
+    "mcp_http": ("mcpCapabilities.http", True),
+    "mcp_sse": ("mcpCapabilities.sse", True),
+    "additional_directories": ("sessionCapabilities.additionalDirectories", {}),
+}
+_CLIENT: dict[str, tuple[str, Any]] = {
+    "elicitation_form": ("elicitation.form", {}),
+    "elicitation_url": ("elicitation.url", {}),
+    "boolean_config_options": ("session.configOptions.boolean", {}),
+    "notices": ("session.notices", {}),
+    "compaction": ("session.compaction", {}),
+    "terminal_auth": ("auth.terminal", True),
+}
+_CLIENT_UNSTABLE: dict[str, tuple[str, Any]] = {"plan": ("plan", {}), "subagents": ("subagents", {})}
+
+#: Gates whose value is a boolean on the wire; all others are objects.
+_BOOLEAN_GATES = frozenset(
+    ("loadSession", "fs.readTextFile", "fs.writeTextFile", "terminal", "mcpCapabilities.acp")
+)
+#: Gates that a handler alone does not open: which mode a client takes must be said.
+_DECLARED_GATES = frozenset(("elicitation", "elicitation.url"))
+
+
+def agent_tree(
+    declared: Capabilities,
+    rows: Iterable[Method],
+    implements: Callable[[str], bool],
+    *,
+    unstable: bool,
+) -> dict[str, Any]:
+    """An agent's capabilities as the wire's tree."""
+    tree = _implied(rows, implements, unstable=unstable)
+    _declare(tree, declared, _AGENT)
+    return tree
+
+
+def client_tree(
+    declared: Capabilities,
+    rows: Iterable[Method],
+    implements: Callable[[str], bool],
+    *,
+    unstable: bool,
+) -> dict[str, Any]:
+    """A client's capabilities as the wire's tree."""
+    tree = _implied(rows, implements, unstable=unstable)
+    _declare(tree, declared, _CLIENT)
+    if unstable:
+        _declare(tree, declared, _CLIENT_UNSTABLE)
+    return tree
+
+
+def _implied(
+    rows: Iterable[Method], implements: Callable[[str], bool], *, unstable: bool
+) -> dict[str, Any]:
+    """The gates of which every method is implemented: one open gate promises all of them."""
+    gates: dict[str, bool] = {}
+    for row in rows:
+        if row.gate is None or row.gate in _DECLARED_GATES or (not row.stable and not unstable):
+            continue
+        gates[row.gate] = gates.get(row.gate, True) and implements(row.handler)
+    tree: dict[str, Any] = {}
+    for gate, open_ in gates.items():
+        if open_:
+            _set(tree, gate, gate in _BOOLEAN_GATES or {})
+    return tree
+
+
+def _declare(
+    tree: dict[str, Any], declared: Capabilities, paths: dict[str, tuple[str, Any]]
+) -> None:
+    for name, (path, value) in paths.items():
+        if getattr(declared, name):
+            _set(tree, path, value)
+    if declared.meta is not None:
+        tree["_meta"] = declared.meta
+
+
+def _set(tree: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for name in parents:
+        tree = tree.setdefault(name, {})
+    if not isinstance(tree.get(last), dict):
+        tree[last] = {} if isinstance(value, dict) else value

@@ -1,0 +1,170 @@
+"""`Client`: what a client author configures or subclasses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
+
+from antiphon._capabilities import Capabilities, client_tree
+from antiphon._handlers import ClientHandlers
+from antiphon.schema import v1, v1_unstable
+from antiphon.sessions import as_observer, find_extensions
+from antiphon.sessions._methods import table
+
+if TYPE_CHECKING:
+    from antiphon.runtime import Context
+    from antiphon.services import Files, Terminals
+    from antiphon.sessions import AgentPeer, Extensions, Observer
+
+__all__ = ["Client", "Permissions"]
+
+log = logging.getLogger("antiphon.client")
+
+Decision: TypeAlias = "str | bool | v1.RequestPermissionResponse | None"
+#: How permission requests are decided: always the same way, or by asking a function.
+Permissions: TypeAlias = (
+    "Literal['allow', 'deny'] | Callable[[v1.RequestPermissionRequest, Any], Awaitable[Decision]]"
+)
+
+_ALLOWING = ("allow_once", "allow_always")
+_REJECTING = ("reject_once", "reject_always")
+_FILES = ("read_text_file", "write_text_file")
+_TERMINALS = (
+    "create_terminal",
+    "terminal_output",
+    "wait_for_terminal_exit",
+    "kill_terminal",
+    "release_terminal",
+)
+
+
+class Client(ClientHandlers):
+    """What a client lends an agent, and how it answers. Use it as it is, or subclass it.
+
+    Handlers are named after the request type in snake case (`read_text_file`, `create_terminal`,
+    `create_elicitation`, …) and take `(self, params, ctx)`; `ctx` is a `ClientContext`. Overriding one,
+    or giving a service for it, advertises what it implies; everything else is not advertised and is
+    answered -32601. A handler answers with an error by raising `RequestError`.
+
+    Args:
+        files: serves `fs/*`, e.g. `antiphon.services.Files(".")`.
+        terminals: serves `terminal/*`, e.g. `antiphon.services.Terminals()`.
+        permissions: "deny" (the default), "allow", or an async function of (params, ctx) that returns
+            an offered option's id, True or False (an option is picked by its kind), None for
+            "cancelled", or a whole response. What it raises refuses. A denial picks a reject option,
+            else "cancelled", never an option that allows (R1-104).
+        on_update: called with each `Update` of every session, in order; sync or async. The next
+            update and the answers about that session wait for it.
+
+    Attributes:
+        info: name and version, sent as `clientInfo`; None sends "antiphon" and its version.
+        capabilities: what overriding cannot express.
+    """
+
+    info: ClassVar[tuple[str, str] | v1.Implementation | None] = None
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __init__(
+        self,
+        *,
+        files: Files | None = None,
+        terminals: Terminals | None = None,
+        permissions: Permissions = "deny",
+        on_update: Observer | None = None,
+    ) -> None:
+        self.files = files
+        self.terminals = terminals
+        self.permissions = permissions
+        self.on_update = on_update
+
+    async def request_permission(
+        self, params: v1_unstable.RequestPermissionRequest, ctx: Context
+    ) -> v1.RequestPermissionResponse:
+        """Decide as `permissions` says, failing closed."""
+        decision: Decision
+        if callable(self.permissions):
+            try:
+                decision = await self.permissions(params, ctx)
+            except Exception:
+                log.exception("deciding a permission request failed; it is refused")
+                decision = False
+        else:
+            decision = self.permissions == "allow"
+        if isinstance(decision, v1.RequestPermissionResponse):
+            return decision
+        return _outcome(_choose(decision, params.options))
+
+    # -------------------------------------------------------------- for the runtime
+
+    def find_handler(self, name: str) -> Callable[[Any, Any], Awaitable[Any]] | None:
+        """The handler of that name, or None where it is not implemented."""
+        handler: Any = getattr(self, name, None)
+        if handler is not None and getattr(type(self), name, None) is not getattr(
+            ClientHandlers, name, None
+        ):
+            return cast("Callable[[Any, Any], Awaitable[Any]]", handler)
+        if self.files is not None and name in _FILES:
+            if name == "write_text_file" and not getattr(self.files, "writable", True):
+                return None
+            return getattr(self.files, name)  # type: ignore[no-any-return]
+        if self.terminals is not None and name in _TERMINALS:
+            return getattr(self.terminals, name)  # type: ignore[no-any-return]
+        return None
+
+    def extensions(self) -> Extensions:
+        """The extension methods by wire name and kind."""
+        return find_extensions(self)
+
+    def observers(self, peer: AgentPeer) -> Sequence[Observer]:
+        """Who watches the updates of all sessions of a connection."""
+        found: list[Observer] = []
+        if self.on_update is not None:
+            found.append(self.on_update)
+        if type(self).session_update is not ClientHandlers.session_update:
+            found.append(as_observer(self.session_update, peer))
+        return found
+
+    def advertised(self, *, unstable: bool) -> v1_unstable.ClientCapabilities:
+        """The capabilities to send."""
+        from antiphon.schema import decode, encode  # noqa: PLC0415  (once a connection)
+
+        tree = client_tree(
+            self.capabilities,
+            table().requests["client"].values(),
+            lambda name: self.find_handler(name) is not None,
+            unstable=unstable,
+        )
+        return decode(v1_unstable.ClientCapabilities, encode(tree))
+
+    async def sessions_closed(self, session_ids: Sequence[str]) -> None:
+        """Let go of what was lent to these sessions: their terminals end."""
+        release = getattr(self.terminals, "release_session", None)
+        if release is not None:
+            for session_id in session_ids:
+                await release(session_id)
+
+
+def _choose(
+    decision: str | bool | None,  # noqa: FBT001  (a decision, not a switch)
+    options: Sequence[v1.PermissionOption],
+) -> str | None:
+    """The option that stands for a decision, None for "cancelled" (field fault 27)."""
+    if decision is None:
+        return None
+    if isinstance(decision, str):
+        if any(option.option_id == decision for option in options):
+            return decision
+        log.warning("option %r was not offered; the request is refused", decision)
+        decision = False
+    for kind in _ALLOWING if decision else _REJECTING:
+        for option in options:
+            if option.kind == kind:
+                return option.option_id
+    return None
+
+
+def _outcome(option_id: str | None) -> v1.RequestPermissionResponse:
+    if option_id is None:
+        return v1.RequestPermissionResponse(outcome=v1.CancelledPermissionOutcome())
+    return v1.RequestPermissionResponse(outcome=v1.SelectedPermissionOutcome(option_id=option_id))

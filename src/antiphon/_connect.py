@@ -1,0 +1,260 @@
+"""Joining a side and a transport: `spawn` and `connect` for clients, `serve` and stdio for agents."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from antiphon._client import Client
+from antiphon._errors import MissingExtra
+from antiphon._recording import Recorder
+from antiphon._version import __version__
+from antiphon.core import Limits
+from antiphon.schema import v1
+from antiphon.sessions import AgentPeer, ClientPeer
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from antiphon._agent import Agent
+    from antiphon.transports import Transport
+
+__all__ = ["Connecting", "connect", "run_stdio", "serve", "serve_stdio", "spawn"]
+
+Record: TypeAlias = "str | os.PathLike[str] | Callable[[str, bytes], None]"
+
+
+class Connecting:
+    """A connection to an agent being made: use it in `async with`, or await it and close it yourself."""
+
+    def __init__(self, make: Callable[[], Transport], options: _Options) -> None:
+        self._make = make
+        self._options = options
+        self._peer: AgentPeer | None = None
+
+    def __await__(self) -> Generator[Any, None, AgentPeer]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AgentPeer:
+        self._peer = await self._open()
+        return self._peer
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._peer is not None:
+            await self._peer.aclose()
+
+    async def _open(self) -> AgentPeer:
+        options = self._options
+        recorder, record = _recorder(options.record)
+        peer = AgentPeer(
+            self._make(),
+            options.client,
+            unstable=options.unstable,
+            limits=options.limits,
+            record=record,
+            on_close=None if recorder is None else recorder.close,
+        )
+        info = options.client.info
+        if info is None:
+            info = ("antiphon", __version__)
+        if isinstance(info, tuple):
+            info = v1.Implementation(name=info[0], version=info[1])
+        try:
+            await peer.initialize(info, options.limits.startup_timeout)
+            if options.authenticate is not None:
+                await peer.authenticate(options.authenticate)
+        except BaseException:
+            await peer.aclose()
+            raise
+        return peer
+
+
+class _Options:
+    def __init__(  # noqa: PLR0913  (a record)
+        self,
+        client: Client | None,
+        limits: Limits | None,
+        record: Record | None,
+        authenticate: str | None,
+        *,
+        unstable: bool,
+    ) -> None:
+        self.client = Client() if client is None else client
+        self.limits = Limits() if limits is None else limits
+        self.record = record
+        self.authenticate = authenticate
+        self.unstable = unstable
+
+
+def _recorder(record: Record | None) -> tuple[Recorder | None, Callable[[str, bytes], None] | None]:
+    if record is None:
+        return None, None
+    if callable(record):
+        return None, record
+    recorder = Recorder(record)
+    return recorder, recorder
+
+
+def spawn(  # noqa: PLR0913  (options of a connection, keyword-only)
+    argv: Sequence[str],
+    *,
+    client: Client | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    stderr: Callable[[str], None] | None = None,
+    unstable: bool = False,
+    limits: Limits | None = None,
+    record: Record | None = None,
+    authenticate: str | None = None,
+) -> Connecting:
+    """Start an agent as a child process and connect to it over its stdin and stdout.
+
+    ::
+
+        async with spawn(["my-agent", "--acp"], client=Client(files=Files("."))) as agent:
+            session = await agent.new_session(cwd=".")
+
+    The process gets a group of its own and is ended with everything in it when the block is left:
+    its stdin is closed, after 2 s it is sent TERM, after 2 more KILL.
+
+    Args:
+        argv: the command, one argument each; no shell is involved.
+        client: what is lent to the agent and how it is answered; by default nothing, and no.
+        cwd: directory of the process; by default ours.
+        env: its whole environment; by default ours.
+        stderr: called with each line it writes to its standard error, which is always drained; the
+            last 64 KiB are kept in `agent.process.stderr_tail` and in errors.
+        unstable: also offer and call unstable methods.
+        limits: what the connection may cost, and how long things may take.
+        record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
+        authenticate: id of an agent-side auth method to call right after the handshake.
+
+    Raises:
+        StartError: the command could not be started, ended, or did not answer `initialize` in time.
+        VersionMismatch: it speaks no version that we do.
+        RequestError: it refused `initialize` or `authenticate`.
+    """
+    if isinstance(argv, (str, bytes)):
+        msg = "argv is a list of arguments, not one string; shlex.split makes one of a command line"
+        raise TypeError(msg)
+    options = _Options(client, limits, record, authenticate, unstable=unstable)
+
+    def make() -> Transport:
+        from antiphon.transports import ProcessTransport  # noqa: PLC0415  (loads process handling)
+
+        return ProcessTransport(
+            list(argv), cwd=cwd, env=env, stderr=stderr, limits=options.limits
+        )
+
+    return Connecting(make, options)
+
+
+def connect(  # noqa: PLR0913  (options of a connection, keyword-only)
+    transport: Transport,
+    *,
+    client: Client | None = None,
+    unstable: bool = False,
+    limits: Limits | None = None,
+    record: Record | None = None,
+    authenticate: str | None = None,
+) -> Connecting:
+    """Connect to an agent over any object that satisfies `antiphon.transports.Transport`.
+
+    The transport is started here and closed with the connection. Arguments and errors as for `spawn`.
+    """
+    options = _Options(client, limits, record, authenticate, unstable=unstable)
+    return Connecting(lambda: transport, options)
+
+
+async def serve(
+    agent: Agent,
+    transport: Transport,
+    *,
+    unstable: bool = False,
+    limits: Limits | None = None,
+    record: Record | None = None,
+) -> None:
+    """Serve one client over a transport, until it goes. Cancelling closes the link.
+
+    Args:
+        agent: answers; one instance may serve several connections.
+        transport: started and closed here.
+        unstable: also advertise and serve unstable methods.
+        limits: what the connection may cost, and how long things may take.
+        record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
+    """
+    recorder, sink = _recorder(record)
+    try:
+        await ClientPeer(transport, agent, unstable=unstable, limits=limits, record=sink).run()
+    finally:
+        if recorder is not None:
+            recorder.close()
+
+
+async def run_stdio(
+    agent: Agent,
+    *,
+    unstable: bool = False,
+    limits: Limits | None = None,
+    record: Record | None = None,
+) -> None:
+    """Serve the client at the other end of our own stdin and stdout, until it goes.
+
+    From here on the protocol has private descriptors: whatever is printed goes to standard error, and
+    what is read from stdin is empty (DESIGN §3.8). What was printed before the call has reached the
+    client: `antiphon run MODULE:AGENT` secures the descriptors before it imports your code.
+    """
+    from antiphon.transports import StdioTransport  # noqa: PLC0415  (only an agent needs it)
+
+    await serve(agent, StdioTransport(limits), unstable=unstable, limits=limits, record=record)
+
+
+def serve_stdio(
+    agent: Agent,
+    *,
+    unstable: bool = False,
+    limits: Limits | None = None,
+    record: Record | None = None,
+    uvloop: bool = False,
+) -> None:
+    """`run_stdio` as a whole programme: returns when the client has gone, or on SIGTERM.
+
+    Args:
+        agent: answers.
+        unstable: also advertise and serve unstable methods.
+        limits: what the connection may cost, and how long things may take.
+        record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
+        uvloop: run on uvloop, which halves the cost of a round trip.
+
+    Raises:
+        MissingExtra: uvloop was asked for and is not installed.
+    """
+    from antiphon.transports import secure_stdio  # noqa: PLC0415
+
+    secure_stdio()
+    factory = None
+    if uvloop:
+        try:
+            from uvloop import new_event_loop as factory  # noqa: PLC0415  (an extra)
+        except ImportError:
+            raise MissingExtra("fast", "uvloop") from None
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        with suppress(asyncio.CancelledError):
+            await run_stdio(agent, unstable=unstable, limits=limits, record=record)
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())

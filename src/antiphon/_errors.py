@@ -1,0 +1,379 @@
+"""Every exception this library raises, in one tree split by whose fault it is.
+
+::
+
+    AntiphonError
+    ├── LocalProtocolError        this program used the protocol or the library wrongly
+    │   ├── NotInitialized        a call before the handshake
+    │   ├── TurnInProgress        a second prompt on a session whose turn is open
+    │   └── TurnOver              a turn verb after the turn was drained
+    ├── RemoteProtocolError       the peer sent what the protocol forbids
+    │   └── VersionMismatch       the peer answered a protocol version we cannot speak
+    ├── RequestError              the peer's answer is an error, or a handler answers with one
+    │   ├── ParseError            -32700
+    │   ├── InvalidRequest        -32600
+    │   ├── MethodNotFound        -32601
+    │   ├── InvalidParams         -32602
+    │   ├── InternalError         -32603
+    │   ├── RequestCancelled      -32800
+    │   ├── AuthRequired          -32000
+    │   └── ResourceNotFound      -32002
+    ├── ConnectionClosed          the link is gone
+    │   └── StartError            the peer never came up: not started, or ended before the handshake
+    ├── RequestTimeout            no answer in time (also a TimeoutError)
+    ├── LimitExceeded             one of the limits of `antiphon.Limits` was met
+    ├── CapabilityError           the peer did not offer what the call needs; nothing was sent
+    ├── DeliveryGap               an update was lost or doubled inside this library: a bug of ours
+    └── MissingExtra              an optional dependency is not installed (also an ImportError)
+
+Exceptions keep facts as attributes and compute their text from them. `RequestError` is the only one
+whose content goes over the wire; the text of any other exception never reaches the peer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "AntiphonError",
+    "AuthRequired",
+    "CapabilityError",
+    "ConnectionClosed",
+    "DeliveryGap",
+    "InternalError",
+    "InvalidParams",
+    "InvalidRequest",
+    "LimitExceeded",
+    "LocalProtocolError",
+    "MethodNotFound",
+    "MissingExtra",
+    "NotInitialized",
+    "ParseError",
+    "RemoteProtocolError",
+    "RequestCancelled",
+    "RequestError",
+    "RequestTimeout",
+    "ResourceNotFound",
+    "StartError",
+    "TurnInProgress",
+    "TurnOver",
+    "VersionMismatch",
+]
+
+
+class AntiphonError(Exception):
+    """Base of all exceptions of this library."""
+
+
+class LocalProtocolError(AntiphonError):
+    """This program broke a rule of the protocol or of the library; nothing was sent."""
+
+
+class NotInitialized(LocalProtocolError):
+    """A call was made before the handshake (`initialize`) was complete."""
+
+
+class TurnInProgress(LocalProtocolError):
+    """A second prompt was started on a session whose turn is still open; nothing was sent.
+
+    Attributes:
+        session_id: the session.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(session_id)
+        self.session_id = session_id
+
+    def __str__(self) -> str:
+        return f"session {self.session_id!r} already has an open turn"
+
+
+class TurnOver(LocalProtocolError):
+    """A turn verb (message, thought, tool, plan, …) was used after the turn was drained.
+
+    Attributes:
+        session_id: the session.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(session_id)
+        self.session_id = session_id
+
+    def __str__(self) -> str:
+        return f"the turn of session {self.session_id!r} is over"
+
+
+class RemoteProtocolError(AntiphonError):
+    """The peer sent something that the protocol forbids and that this call cannot survive."""
+
+
+class VersionMismatch(RemoteProtocolError):
+    """The agent answered `initialize` with a protocol version that this client cannot speak.
+
+    Attributes:
+        offered: the version this client offered.
+        answered: the version the agent answered with.
+    """
+
+    def __init__(self, offered: int, answered: int) -> None:
+        super().__init__(offered, answered)
+        self.offered = offered
+        self.answered = answered
+
+    def __str__(self) -> str:
+        return (
+            f"the agent speaks protocol version {self.answered}, "
+            f"this client speaks version {self.offered}"
+        )
+
+
+class RequestError(AntiphonError):
+    """An error answer: received from the peer, or raised by a handler to be sent to it.
+
+    A handler that raises one answers its request with exactly this code, message and data.
+    Constructing `RequestError(code, …)` with a code of the protocol gives the named subclass.
+
+    Attributes:
+        code: the JSON-RPC error code, any integer.
+        message: one sentence.
+        data: any JSON value, or None where the peer sent none.
+    """
+
+    #: The code of a named subclass; 0 on the general class.
+    CODE: ClassVar[int] = 0
+    #: The message a named subclass sends when none is given.
+    MESSAGE: ClassVar[str] = "Error"
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(code, message, data)
+        self.code = code
+        self.message = message
+        self.data = data
+
+    @staticmethod
+    def of(code: int, message: str, data: Any = None) -> RequestError:
+        """The error for `code`: the named subclass where the protocol defines one."""
+        kind = _NAMED.get(code)
+        return RequestError(code, message, data) if kind is None else kind(data, message)
+
+    def __str__(self) -> str:
+        text = f"{self.message} ({self.code})"
+        return text if self.data is None else f"{text}: {self.data!r}"
+
+
+class _Named(RequestError):
+    def __init__(self, data: Any = None, message: str | None = None) -> None:
+        super().__init__(self.CODE, self.MESSAGE if message is None else message, data)
+
+
+class ParseError(_Named):
+    """-32700: the frame was no JSON."""
+
+    CODE = -32700
+    MESSAGE = "Parse error"
+
+
+class InvalidRequest(_Named):
+    """-32600: JSON, but not a request that is legal here and now."""
+
+    CODE = -32600
+    MESSAGE = "Invalid request"
+
+
+class MethodNotFound(_Named):
+    """-32601: unknown method, or one that was not advertised. `data` is the method name."""
+
+    CODE = -32601
+    MESSAGE = "Method not found"
+
+
+class InvalidParams(_Named):
+    """-32602: the parameters are malformed or ask for something unsupported."""
+
+    CODE = -32602
+    MESSAGE = "Invalid params"
+
+
+class InternalError(_Named):
+    """-32603: anything else went wrong at the peer."""
+
+    CODE = -32603
+    MESSAGE = "Internal error"
+
+
+class RequestCancelled(_Named):
+    """-32800: the request was cancelled by `$/cancel_request` or from inside."""
+
+    CODE = -32800
+    MESSAGE = "Request cancelled"
+
+
+class AuthRequired(_Named):
+    """-32000: the agent wants `authenticate` (or a terminal login) first."""
+
+    CODE = -32000
+    MESSAGE = "Authentication required"
+
+
+class ResourceNotFound(_Named):
+    """-32002: unknown session, missing file or unknown terminal."""
+
+    CODE = -32002
+    MESSAGE = "Resource not found"
+
+
+_NAMED: dict[int, type[_Named]] = {
+    kind.CODE: kind
+    for kind in (
+        ParseError,
+        InvalidRequest,
+        MethodNotFound,
+        InvalidParams,
+        InternalError,
+        RequestCancelled,
+        AuthRequired,
+        ResourceNotFound,
+    )
+}
+
+
+class ConnectionClosed(AntiphonError):
+    """The link to the peer is gone: every open call fails with this, later calls at once.
+
+    Attributes:
+        reason: one short sentence, e.g. "the agent closed its output".
+        exit_status: exit code of the peer's process (negative: the signal that ended it), or None
+            where it is not a process of ours or has not ended.
+        stderr_tail: the last text the process wrote to its standard error ("" if none or unknown).
+    """
+
+    def __init__(
+        self, reason: str, *, exit_status: int | None = None, stderr_tail: str = ""
+    ) -> None:
+        super().__init__(reason, exit_status, stderr_tail)
+        self.reason = reason
+        self.exit_status = exit_status
+        self.stderr_tail = stderr_tail
+
+    def __str__(self) -> str:
+        text = self.reason
+        if self.exit_status is not None:
+            text += (
+                f" (exit status {self.exit_status})"
+                if self.exit_status >= 0
+                else f" (ended by signal {-self.exit_status})"
+            )
+        if self.stderr_tail.strip():
+            text += f"; its standard error ends with:\n{self.stderr_tail.strip()}"
+        return text
+
+
+class StartError(ConnectionClosed):
+    """The peer never came up: it could not be started, or ended or stayed silent before the handshake.
+
+    Attributes:
+        command: the argument list that was to be run ([] if it is not a process).
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        command: list[str] | None = None,
+        exit_status: int | None = None,
+        stderr_tail: str = "",
+    ) -> None:
+        super().__init__(reason, exit_status=exit_status, stderr_tail=stderr_tail)
+        self.command = command or []
+
+
+class RequestTimeout(AntiphonError, TimeoutError):
+    """No answer came in time; `$/cancel_request` was sent and a late answer will be ignored.
+
+    Attributes:
+        method: wire name of the request.
+        seconds: how long was waited.
+    """
+
+    def __init__(self, method: str, seconds: float) -> None:
+        super().__init__(method, seconds)
+        self.method = method
+        self.seconds = seconds
+
+    def __str__(self) -> str:
+        return f"no answer to {self.method} within {self.seconds:g} s"
+
+
+class LimitExceeded(AntiphonError):
+    """One of the limits of `antiphon.Limits` was met.
+
+    Attributes:
+        limit: the field name of the limit, e.g. "frame_bytes".
+        maximum: its value.
+        size: what was met, in the same unit; a lower bound where counting stopped early.
+    """
+
+    def __init__(self, limit: str, maximum: float, size: float | None = None) -> None:
+        super().__init__(limit, maximum, size)
+        self.limit = limit
+        self.maximum = maximum
+        self.size = size
+
+    def __str__(self) -> str:
+        met = "" if self.size is None else f" ({self.size:g})"
+        return f"limit {self.limit} of {self.maximum:g} exceeded{met}"
+
+
+class CapabilityError(AntiphonError):
+    """The peer did not advertise what this call needs; nothing was sent.
+
+    Attributes:
+        method: wire name of the call.
+        capability: the missing path, e.g. "agentCapabilities.loadSession".
+    """
+
+    def __init__(self, method: str, capability: str) -> None:
+        super().__init__(method, capability)
+        self.method = method
+        self.capability = capability
+
+    def __str__(self) -> str:
+        return f"{self.method} needs {self.capability}, which the peer did not advertise"
+
+
+class DeliveryGap(AntiphonError):
+    """Fewer or more updates were delivered than received: an internal alarm, please report it.
+
+    Attributes:
+        session_id: the session.
+        delivered: how many a consumer got.
+        expected: how many there were.
+    """
+
+    def __init__(self, session_id: str, delivered: int, expected: int) -> None:
+        super().__init__(session_id, delivered, expected)
+        self.session_id = session_id
+        self.delivered = delivered
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return (
+            f"{self.delivered} of {self.expected} updates of session "
+            f"{self.session_id!r} were delivered"
+        )
+
+
+class MissingExtra(AntiphonError, ImportError):
+    """An optional dependency is not installed.
+
+    Attributes:
+        extra: what to install, e.g. "cli" for `pip install "antiphon[cli]"`.
+    """
+
+    def __init__(self, extra: str, feature: str) -> None:
+        super().__init__(extra, feature)
+        self.extra = extra
+        self.feature = feature
+
+    def __str__(self) -> str:
+        return f'{self.feature} needs an extra: pip install "antiphon[{self.extra}]"'

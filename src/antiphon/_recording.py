@@ -1,0 +1,58 @@
+"""Recording a connection: every frame as one line of NDJSON, `{"t", "dir", "frame"}`.
+
+`t` is seconds since the epoch, `dir` "in" or "out" as seen from this side, `frame` the frame itself; a
+frame that is no JSON is kept as a string.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+__all__ = ["Recorder"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Recorder:
+    """Appends to a file that only its owner can read: frames hold prompts and file contents.
+
+    Each line is written through, so that a recording survives the death of the process.
+
+    Args:
+        path: the file; created with mode 0600, or appended to.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        descriptor = os.open(
+            Path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o600
+        )
+        self._file: BinaryIO | None = os.fdopen(descriptor, "wb", buffering=0)
+
+    def __call__(self, direction: str, frame: bytes) -> None:
+        """Write one frame; a full disk ends the recording, not the connection."""
+        if self._file is None:
+            return
+        try:
+            msgspec.json.decode(frame)
+            text = frame.replace(b"\n", b" ")
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            text = _encode(frame.decode("utf-8", "replace"))
+        line = b'{"t":%.6f,"dir":"%s","frame":%s}\n' % (time.time(), direction.encode(), text)
+        try:
+            self._file.write(line)
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

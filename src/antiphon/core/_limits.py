@@ -1,0 +1,48 @@
+"""What one connection may cost, with the reason for each number. Every refusal names its field."""
+
+from __future__ import annotations
+
+import msgspec
+
+MIB = 1 << 20
+
+__all__ = ["Limits"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one connection; pass a changed copy as `limits=Limits(frame_bytes=…)`.
+
+    Sizes are bytes, times are seconds, None is "no limit" where the type allows it.
+    """
+
+    #: One frame, either direction, without its line end. Real agents send half-megabyte frames;
+    #: the TypeScript SDK stops at 32 MiB.
+    frame_bytes: int = 16 * MIB
+    #: Nested arrays and objects in what is kept untyped; typed decoding bounds itself.
+    json_depth: int = 256
+    #: Requests of the peer being handled at once; one more is answered -32603 "Server busy".
+    inbound_requests: int = 1000
+    #: Sessions known on one connection.
+    sessions: int = 1000
+    #: Undelivered updates of all sessions together, in frame bytes. When it is spent, reading
+    #: stops until something is consumed, so the sender feels it.
+    queue_bytes: int = 64 * MIB
+    #: Updates that arrive for a session not yet known.
+    unknown_session_updates: int = 256
+    #: An answer to any request but `session/prompt`; None waits for ever.
+    request_timeout: float | None = 60.0
+    #: From starting the peer to its answer to `initialize`.
+    startup_timeout: float | None = 60.0
+    #: A permission answer; a later one counts as denied.
+    permission_timeout: float | None = 600.0
+    #: From `session/cancel` to the hard cancellation of the turn's tasks.
+    cancel_backstop: float = 30.0
+    #: Handlers that are still running at close get this long after being cancelled.
+    close_grace: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value < (0 if name == "cancel_backstop" else 1e-9):
+                msg = f"Limits.{name} must be positive, not {value!r}"
+                raise ValueError(msg)

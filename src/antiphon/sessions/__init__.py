@@ -1,0 +1,37 @@
+"""Sessions of both sides: turns, ordered delivery, the permission round trip.
+
+Leaves storage to the journal and the wire to `runtime`. Importing it loads the protocol's types.
+"""
+
+from antiphon.sessions._agent_peer import AgentPeer, ClientContext, SessionOpening, as_observer
+from antiphon.sessions._client_peer import AgentContext, AgentSession, ClientPeer
+from antiphon.sessions._extension import Extensions, extension, find_extensions
+from antiphon.sessions._inbox import Observer, Subscription
+from antiphon.sessions._session import PromptOutcome, PromptTurn, Session
+from antiphon.sessions._turn import ExitStatus, PermissionAnswer, Terminal, ToolCallVerbs, Turn
+from antiphon.sessions._update import Label, Update
+
+__all__ = [
+    "AgentContext",
+    "AgentPeer",
+    "AgentSession",
+    "ClientContext",
+    "ClientPeer",
+    "ExitStatus",
+    "Extensions",
+    "Label",
+    "Observer",
+    "PermissionAnswer",
+    "PromptOutcome",
+    "PromptTurn",
+    "Session",
+    "SessionOpening",
+    "Subscription",
+    "Terminal",
+    "ToolCallVerbs",
+    "Turn",
+    "Update",
+    "as_observer",
+    "extension",
+    "find_extensions",
+]

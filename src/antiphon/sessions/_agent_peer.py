@@ -1,0 +1,871 @@
+"""The client's side of a connection: the agent as seen from here, and the routing of what it sends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
+
+from antiphon._errors import (
+    CapabilityError,
+    ConnectionClosed,
+    InvalidParams,
+    LimitExceeded,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StartError,
+    VersionMismatch,
+)
+from antiphon._handlers import AgentCalls
+from antiphon.runtime import (
+    Connection,
+    Context,
+    FutureCall,
+    InboundCall,
+    NoticeRoute,
+    OutboundCall,
+    RequestRoute,
+)
+from antiphon.schema import UNSET, UnsetType, decode, decode_result, encode, v1, v1_unstable
+from antiphon.sessions._extension import Extensions, extension_routes
+from antiphon.sessions._inbox import Inbox, Observer
+from antiphon.sessions._methods import (
+    allowed_by,
+    default_timeout,
+    encode_result_of,
+    refuse_unstable,
+    table,
+    tree_of,
+)
+from antiphon.sessions._session import PromptTurn, Session
+from antiphon.sessions._update import Update
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from antiphon.core import Limits
+    from antiphon.schema import Method
+    from antiphon.transports import Transport
+
+__all__ = ["AgentPeer", "ClientContext", "ClientHandlersLike", "SessionOpening"]
+
+log = logging.getLogger("antiphon.client")
+
+PROTOCOL_VERSION = 1
+_CANCELLED = b'{"outcome":{"outcome":"cancelled"}}'
+
+
+class ClientHandlersLike(Protocol):
+    """What this module needs of a `Client`."""
+
+    def find_handler(self, name: str) -> Callable[[Any, Any], Awaitable[Any]] | None:
+        """The handler of that name, or None where it is not implemented."""
+
+    def extensions(self) -> Extensions:
+        """The extension methods by wire name."""
+        ...
+
+    def observers(self, peer: AgentPeer) -> Sequence[Observer]:
+        """Who watches the updates of all sessions of a connection."""
+        ...
+
+    def advertised(self, *, unstable: bool) -> v1_unstable.ClientCapabilities:
+        """The capabilities to send."""
+        ...
+
+    async def sessions_closed(self, session_ids: Sequence[str]) -> None:
+        """Let go of what was lent to these sessions (terminals)."""
+
+
+class ClientContext(Context):
+    """What a client's handler is given: who asks, and for which session.
+
+    Attributes:
+        peer: the agent; calls on it may be made from a handler without deadlock.
+    """
+
+    __slots__ = ("peer",)
+
+    def __init__(  # noqa: PLR0913  (a record)
+        self,
+        connection: Connection,
+        method: str,
+        session_id: str,
+        raw: Any,
+        call: InboundCall | None,
+        peer: AgentPeer,
+    ) -> None:
+        super().__init__(connection, method, session_id, raw, call)
+        self.peer = peer
+
+    @property
+    def session(self) -> Session | None:
+        """The session, if it is known here."""
+        return self.peer.sessions.get(self.session_id)
+
+    @property
+    def roots(self) -> Sequence[str]:
+        session = self.session
+        return () if session is None else session.roots
+
+
+class _MarkedCall(FutureCall):
+    """A call about a session: notes how many of its updates had arrived before the answer."""
+
+    __slots__ = ("inbox", "mark")
+
+    def __init__(self, method: str, future: asyncio.Future[Any], inbox: Inbox) -> None:
+        super().__init__(method, future)
+        self.inbox = inbox
+        self.mark = 0
+
+    def answered(self, result: Any, error: Exception | None) -> None:
+        self.mark = self.inbox.received
+        super().answered(result, error)
+
+
+class _NewSessionCall(FutureCall):
+    """`session/new`: registers the session in the reader, since the next frame may be its update."""
+
+    __slots__ = ("make",)
+
+    def __init__(
+        self, future: asyncio.Future[Any], make: Callable[[v1_unstable.NewSessionResponse], Session]
+    ) -> None:
+        super().__init__("session/new", future)
+        self.make = make
+
+    def answered(self, result: Any, error: Exception | None) -> None:
+        if error is None:
+            try:
+                result = self.make(decode_result(v1_unstable.NewSessionResponse, result))
+            except (msgspec.DecodeError, LimitExceeded) as fault:
+                error = _malformed("session/new", fault)
+        super().answered(result, error)
+
+
+class SessionOpening:
+    """`session/load` or `session/resume` under way: await it, or use it in `async with`.
+
+    Awaiting gives the `Session` once the agent has answered. `async with` sends the request and gives
+    the session at once, so that replayed history can be iterated (`session.replay()`) before the
+    answer; leaving the block waits for the answer.
+    """
+
+    def __init__(
+        self, peer: AgentPeer, session: Session, start: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._peer = peer
+        self._session = session
+        self._start = start
+        self._task: asyncio.Task[None] | None = None
+
+    def __await__(self) -> Generator[Any, None, Session]:
+        return self._run().__await__()
+
+    async def _run(self) -> Session:
+        await self._start()
+        return self._session
+
+    async def __aenter__(self) -> Session:
+        self._task = self._peer.connection.create_task(_started(self._start()))
+        # The request leaves with the task's first step; the session is registered already.
+        return self._session
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        task = self._task
+        if task is None:
+            return
+        if kind is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            return
+        failure = await task
+        if failure is not None:
+            raise failure
+
+
+async def _started(start: Awaitable[None]) -> Exception | None:
+    """The outcome as a value: nobody may ever look at a task whose block was left by an error."""
+    try:
+        await start
+    except Exception as error:  # noqa: BLE001  (handed on)
+        return error
+    return None
+
+
+class AgentPeer(AgentCalls):
+    """An agent, connected and initialized. Made by `antiphon.spawn` and `antiphon.connect`.
+
+    Every method waits for the agent's answer and raises `RequestError` for an error answer,
+    `RequestTimeout`, `ConnectionClosed`, and `CapabilityError` without sending anything where the
+    agent did not advertise what the call needs (R1-28, R1-41). Cancelling a caller sends
+    `$/cancel_request`.
+
+    Attributes:
+        connection: the runtime underneath.
+        sessions: the sessions known on this connection, by id.
+        initialize_result: the agent's answer to `initialize`.
+        unstable: whether unstable methods may be called.
+    """
+
+    initialize_result: v1_unstable.InitializeResponse
+
+    def __init__(  # noqa: PLR0913  (assembled in one place, antiphon._connect)
+        self,
+        transport: Transport,
+        handlers: ClientHandlersLike,
+        *,
+        unstable: bool = False,
+        limits: Limits | None = None,
+        record: Callable[[str, bytes], None] | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.unstable = unstable
+        self._on_close = on_close
+        self.sessions: dict[str, Session] = {}
+        self.transport = transport
+        self._handlers = handlers
+        self._router = _ClientRouter(self, handlers)
+        self.connection = Connection(
+            transport, "client", self._router, limits=limits, record=record
+        )
+        self._sent: v1_unstable.ClientCapabilities | None = None
+        #: The agent's capabilities as builtins; what gates look at.
+        self.tree: Any = {}
+
+    def __repr__(self) -> str:
+        return f"<AgentPeer on {self.transport.describe()}>"
+
+    # -------------------------------------------------------------- life
+
+    async def initialize(
+        self,
+        client_info: v1.Implementation | None,
+        timeout: float | None,  # noqa: ASYNC109
+    ) -> None:
+        """Open the transport and shake hands (R1-20..R1-23); called once, by `connect`.
+
+        Raises:
+            StartError: the agent ended or stayed silent.
+            VersionMismatch: it answered a version we cannot speak; the link is closed.
+            RequestError: it refused.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        capabilities = self._handlers.advertised(unstable=self.unstable)
+        self._router.offer(capabilities)
+        params = v1_unstable.InitializeRequest(
+            protocol_version=PROTOCOL_VERSION,
+            client_capabilities=capabilities,
+            client_info=UNSET if client_info is None else client_info,
+        )
+        call = _InitializeCall(loop.create_future(), self._initialized)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.connection.start()
+                self.connection.open_call(call, encode(params))
+                await call.future
+        except TimeoutError:
+            raise self._start_error(f"no answer to initialize within {timeout:g} s") from None
+        except StartError:
+            raise
+        except ConnectionClosed as error:
+            raise self._start_error(
+                f"the agent ended before it answered initialize: {error.reason}", error
+            ) from None
+
+    def _start_error(self, reason: str, error: ConnectionClosed | None = None) -> StartError:
+        noise = self.connection.noise.decode("utf-8", "replace").strip()
+        if noise:
+            reason += f"; it wrote what is no protocol message: {noise[:500]!r}"
+        process = self.process
+        tail = error.stderr_tail if error is not None else ""
+        status = error.exit_status if error is not None else None
+        return StartError(
+            reason,
+            command=list(getattr(process, "argv", ())),
+            exit_status=status if status is not None else getattr(process, "exit_status", None),
+            stderr_tail=tail or getattr(process, "stderr_tail", ""),
+        )
+
+    def _initialized(self, raw: Any) -> None:
+        """The answer to `initialize`, in the reader: the very next frame may rely on it."""
+        result = decode(v1_unstable.InitializeResponse, raw)
+        if result.protocol_version != PROTOCOL_VERSION:
+            raise VersionMismatch(PROTOCOL_VERSION, result.protocol_version)
+        self.initialize_result = result
+        self.tree = tree_of(result.agent_capabilities) or {}
+        self.connection.initialized = True
+
+    async def aclose(self) -> None:
+        """Close the link, end the process that was started for it. Idempotent, bounded, cancel-safe."""
+        try:
+            await self.connection.aclose()
+        finally:
+            await self._handlers.sessions_closed(list(self.sessions))
+            if self._on_close is not None:
+                self._on_close()
+
+    async def wait_closed(self) -> None:
+        """Wait until the link is gone, whoever ended it."""
+        await self.connection.wait_closed()
+
+    async def __aenter__(self) -> AgentPeer:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    # -------------------------------------------------------------- what is known
+
+    @property
+    def process(self) -> Any:
+        """The agent's process (`pid`, `exit_status`, `stderr_tail`) if it is one of ours, else None."""
+        return self.transport if hasattr(self.transport, "exit_status") else None
+
+    @property
+    def capabilities(self) -> v1_unstable.AgentCapabilities:
+        """What the agent advertised; what it left out reads as unsupported."""
+        given = self.initialize_result.agent_capabilities
+        return v1_unstable.AgentCapabilities() if isinstance(given, UnsetType) else given
+
+    @property
+    def info(self) -> v1.Implementation | None:
+        """Name and version of the agent, if it said."""
+        info = self.initialize_result.agent_info
+        return None if isinstance(info, UnsetType) else info
+
+    @property
+    def auth_methods(self) -> Sequence[v1_unstable.AuthMethod]:
+        """How the agent lets users sign in."""
+        methods = self.initialize_result.auth_methods
+        return () if isinstance(methods, UnsetType) else methods
+
+    def offers(self, path: str) -> bool:
+        """Whether the agent advertised a capability, e.g. "sessionCapabilities.list"."""
+        return allowed_by(self.tree, path)
+
+    # -------------------------------------------------------------- sessions
+
+    async def new_session(
+        self,
+        *,
+        cwd: str | Path = ".",
+        mcp_servers: Sequence[v1_unstable.McpServer] = (),
+        additional_directories: Sequence[str | Path] = (),
+        meta: dict[str, Any] | None = None,
+        timeout: float | None | UnsetType = UNSET,  # noqa: ASYNC109  (sent as the request's deadline)
+    ) -> Session:
+        """`session/new`.
+
+        Args:
+            cwd: working directory; made absolute here.
+            mcp_servers: servers the agent shall connect to.
+            additional_directories: further roots, if the agent takes them.
+            meta: `_meta` of the request.
+            timeout: seconds; UNSET means `Limits.request_timeout`.
+        """
+        directory, more = self._directories(cwd, additional_directories)
+        self._check_servers("session/new", mcp_servers)
+        params = v1_unstable.NewSessionRequest(
+            cwd=directory,
+            mcp_servers=list(mcp_servers),
+            additional_directories=more or UNSET,
+            meta=UNSET if meta is None else meta,
+        )
+
+        def make(response: v1_unstable.NewSessionResponse) -> Session:
+            session = self._register(response.session_id, directory, more)
+            session.response = response
+            return session
+
+        call = _NewSessionCall(self.connection.create_future(), make)
+        self.connection.open_call(call, encode(params), self._timeout("session/new", timeout))
+        try:
+            session: Session = await call.future
+        except asyncio.CancelledError:
+            self.connection.abandon(call)
+            raise
+        await session.inbox.settled(session.inbox.received)
+        return session
+
+    def load_session(
+        self,
+        session_id: str,
+        *,
+        cwd: str | Path = ".",
+        mcp_servers: Sequence[v1_unstable.McpServer] = (),
+        additional_directories: Sequence[str | Path] = (),
+        timeout: float | None | UnsetType = UNSET,
+    ) -> SessionOpening:
+        """`session/load`: the agent replays the conversation, then answers. See `SessionOpening`."""
+        directory, more = self._directories(cwd, additional_directories)
+        self._require("session/load", "loadSession")
+        self._check_servers("session/load", mcp_servers)
+        params = v1_unstable.LoadSessionRequest(
+            session_id=session_id,
+            cwd=directory,
+            mcp_servers=list(mcp_servers),
+            additional_directories=more or UNSET,
+        )
+        return self._open(session_id, directory, more, params, timeout)
+
+    def resume_session(
+        self,
+        session_id: str,
+        *,
+        cwd: str | Path = ".",
+        mcp_servers: Sequence[v1_unstable.McpServer] = (),
+        additional_directories: Sequence[str | Path] = (),
+        timeout: float | None | UnsetType = UNSET,
+    ) -> SessionOpening:
+        """`session/resume`: go on with a session without replay. See `SessionOpening`."""
+        directory, more = self._directories(cwd, additional_directories)
+        self._require("session/resume", "sessionCapabilities.resume")
+        self._check_servers("session/resume", mcp_servers)
+        params = v1_unstable.ResumeSessionRequest(
+            session_id=session_id,
+            cwd=directory,
+            mcp_servers=list(mcp_servers),
+            additional_directories=more or UNSET,
+        )
+        return self._open(session_id, directory, more, params, timeout)
+
+    def _open(
+        self,
+        session_id: str,
+        cwd: str,
+        more: list[str],
+        params: v1_unstable.LoadSessionRequest | v1_unstable.ResumeSessionRequest,
+        timeout: float | None | UnsetType,
+    ) -> SessionOpening:
+        known = self.sessions.get(session_id)
+        if known is not None and known.turn is not None:
+            msg = f"session {session_id!r} has an open turn"
+            raise LocalProtocolError(msg)
+        session = known or self._register(session_id, cwd, more)
+        session.load_begins()
+
+        async def start() -> None:
+            try:
+                if isinstance(params, v1_unstable.LoadSessionRequest):
+                    session.response = await self.request(params, timeout=timeout)
+                else:
+                    session.response = await self.request(params, timeout=timeout)
+            except BaseException:
+                if known is None:
+                    self._forget(session_id)
+                raise
+            finally:
+                session.load_ends()
+
+        return SessionOpening(self, session, start)
+
+    async def list_sessions(
+        self, *, cwd: str | Path | None = None, cursor: str | None = None
+    ) -> v1_unstable.ListSessionsResponse:
+        """`session/list`: one page; `next_cursor` of the answer asks for the next (R1-65)."""
+        params = v1_unstable.ListSessionsRequest(
+            cwd=UNSET if cwd is None else self._absolute(cwd),
+            cursor=UNSET if cursor is None else cursor,
+        )
+        return await self.request(params)
+
+    async def iter_sessions(
+        self, *, cwd: str | Path | None = None
+    ) -> AsyncIterator[v1_unstable.SessionInfo]:
+        """All sessions the agent knows, page after page."""
+        cursor: str | None = None
+        while True:
+            page = await self.list_sessions(cwd=cwd, cursor=cursor)
+            for info in page.sessions:
+                yield info
+            following = page.next_cursor
+            if isinstance(following, UnsetType) or not following:
+                return
+            cursor = following
+
+    async def close_session(self, session_id: str) -> None:
+        """`session/close`: the agent cancels what runs and frees the session; its history stays."""
+        await self.request(v1.CloseSessionRequest(session_id=session_id))
+        self._forget(session_id)
+
+    async def delete_session(self, session_id: str) -> None:
+        """`session/delete`: the session disappears from the list."""
+        await self.request(v1.DeleteSessionRequest(session_id=session_id))
+        self._forget(session_id)
+
+    async def authenticate(self, method_id: str) -> None:
+        """`authenticate` with one of `auth_methods`.
+
+        Raises:
+            LocalProtocolError: a terminal method, which is carried out by running the agent's command
+                in a terminal and is never sent (R1-145).
+        """
+        for method in self.auth_methods:
+            if method.id == method_id and isinstance(method, v1.AuthMethodTerminal):
+                msg = (
+                    f"{method_id!r} is a terminal login: run the agent's command with its arguments"
+                )
+                raise LocalProtocolError(msg)
+        await self.request(v1.AuthenticateRequest(method_id=method_id))
+
+    async def logout(self) -> None:
+        """`logout`: end the signed-in state; running sessions may fail with `AuthRequired`."""
+        await self.request(v1.LogoutRequest())
+
+    # -------------------------------------------------------------- extensions
+
+    async def request_extension(
+        self,
+        method: str,
+        params: Any = None,
+        *,
+        timeout: float | None | UnsetType = UNSET,  # noqa: ASYNC109  (sent as the request's deadline)
+    ) -> Any:
+        """Ask an extension method (its name starts with `_`); the result as plain JSON values."""
+        _check_extension(method)
+        raw = await self.connection.request(
+            method, None if params is None else encode(params), self._timeout(method, timeout)
+        )
+        return decode(Any, raw)
+
+    async def notify_extension(self, method: str, params: Any = None) -> None:
+        """Send an extension notification (its name starts with `_`)."""
+        _check_extension(method)
+        self.connection.notify(method, None if params is None else encode(params))
+        await self.connection.drain()
+
+    # -------------------------------------------------------------- for the generated calls
+
+    async def _request(self, params: Any, timeout: float | None | UnsetType) -> Any:
+        row = table().row_of(params, "request", "agent")
+        refuse_unstable(row, unstable=self.unstable)
+        if row.gate is not None and not allowed_by(self.tree, row.gate):
+            raise CapabilityError(row.name, f"agentCapabilities.{row.gate}")
+        session = self.sessions.get(getattr(params, "session_id", ""))
+        future = self.connection.create_future()
+        call = (
+            FutureCall(row.name, future)
+            if session is None
+            else _MarkedCall(row.name, future, session.inbox)
+        )
+        self.connection.open_call(call, encode(params), self._timeout(row.name, timeout))
+        try:
+            raw = await future
+        except asyncio.CancelledError:
+            self.connection.abandon(call)
+            raise
+        if isinstance(call, _MarkedCall):
+            await call.inbox.settled(call.mark)
+        try:
+            return decode_result(row.result, raw)
+        except msgspec.DecodeError as error:
+            raise _malformed(row.name, error) from None
+
+    async def _notify(self, params: Any) -> None:
+        row = table().row_of(params, "notification", "agent")
+        refuse_unstable(row, unstable=self.unstable)
+        self.connection.notify(row.name, encode(params))
+        await self.connection.drain()
+
+    # -------------------------------------------------------------- for the session
+
+    def notify_cancel(self, session_id: str) -> None:
+        """Send `session/cancel` and answer the session's open permission requests as cancelled."""
+        if self.connection.closed:
+            return
+        self.connection.notify(
+            "session/cancel", encode(v1.CancelNotification(session_id=session_id))
+        )
+        self._router.cancel_permissions(session_id)
+
+    # -------------------------------------------------------------- inside
+
+    def _register(self, session_id: str, cwd: str, more: Sequence[str]) -> Session:
+        limit = self.connection.limits.sessions
+        if len(self.sessions) >= limit:
+            raise LimitExceeded("sessions", limit, len(self.sessions) + 1)
+        inbox = self._router.open_inbox(session_id)
+        session = self.sessions[session_id] = Session(self, inbox, cwd, more)
+        return session
+
+    def _forget(self, session_id: str) -> None:
+        self.sessions.pop(session_id, None)
+        self._router.close_inbox(session_id)
+
+    def _timeout(self, method: str, given: float | None | UnsetType) -> float | None:
+        if isinstance(given, UnsetType):
+            return default_timeout(self.connection.limits, method)
+        return given
+
+    def _require(self, method: str, gate: str) -> None:
+        if not allowed_by(self.tree, gate):
+            raise CapabilityError(method, f"agentCapabilities.{gate}")
+
+    @staticmethod
+    def _absolute(path: str | Path) -> str:
+        return str(Path(path).absolute())
+
+    def _directories(
+        self, cwd: str | Path, additional: Sequence[str | Path]
+    ) -> tuple[str, list[str]]:
+        more = [self._absolute(path) for path in additional]
+        if more:
+            self._require("session/new", "sessionCapabilities.additionalDirectories")  # R1-43
+        return self._absolute(cwd), more
+
+    def _check_servers(self, method: str, servers: Sequence[v1_unstable.McpServer]) -> None:
+        """R1-44: only transports the agent advertised."""
+        for server in servers:
+            for kind, gate in (
+                (v1.McpServerHttp, "mcpCapabilities.http"),
+                (v1.McpServerSse, "mcpCapabilities.sse"),
+                (v1_unstable.McpServerAcp, "mcpCapabilities.acp"),
+            ):
+                if isinstance(server, kind):
+                    self._require(method, gate)
+
+
+class _InitializeCall(FutureCall):
+    __slots__ = ("take",)
+
+    def __init__(self, future: asyncio.Future[Any], take: Callable[[Any], None]) -> None:
+        super().__init__("initialize", future)
+        self.take = take
+
+    def answered(self, result: Any, error: Exception | None) -> None:
+        if error is None:
+            try:
+                self.take(result)
+            except VersionMismatch as mismatch:
+                error = mismatch
+            except msgspec.DecodeError as fault:
+                error = _malformed("initialize", fault)
+        super().answered(result, error)
+
+
+def _malformed(method: str, error: Exception) -> RemoteProtocolError:
+    return RemoteProtocolError(f"the answer to {method} is malformed: {error}")
+
+
+def _check_extension(method: str) -> None:
+    if not method.startswith("_"):
+        msg = f"an extension method starts with an underscore, not {method!r}"
+        raise LocalProtocolError(msg)
+
+
+class _ClientRouter:
+    """Routes what the agent sends: updates to inboxes, requests and notifications to handlers."""
+
+    def __init__(self, peer: AgentPeer, handlers: ClientHandlersLike) -> None:
+        self._peer = peer
+        self._handlers = handlers
+        self._observers = tuple(handlers.observers(peer))
+        self._inboxes: dict[str, Inbox] = {}
+        self._unknown: dict[str, list[tuple[Any, bytes]]] = {}
+        self._unknown_count = 0
+        self._permissions: dict[str, set[InboundCall]] = {}
+        self._offered: Any = {}
+        self._routes: dict[str, RequestRoute | None] = {}
+        self._extensions = extension_routes(handlers.extensions())
+
+    def offer(self, capabilities: v1_unstable.ClientCapabilities) -> None:
+        """Remember what was advertised: only that is served (R1-9)."""
+        self._offered = tree_of(capabilities) or {}
+
+    # -------------------------------------------------------------- updates
+
+    def update_received(self, session_id: str, update: Any, frame: bytes) -> None:
+        inbox = self._inboxes.get(session_id)
+        if inbox is not None:
+            inbox.put(update, frame)
+        else:
+            self._keep_unknown(session_id, update, frame)
+
+    def _keep_unknown(self, session_id: str, update: Any, frame: bytes) -> None:
+        """Some agents send updates before the answer that names their session (quirk 12)."""
+        limit = self._peer.connection.limits.unknown_session_updates
+        if self._unknown_count >= limit:
+            log.warning("dropped an update: %d wait for sessions not known here", limit)
+            return
+        self._unknown_count += 1
+        self._unknown.setdefault(session_id, []).append((update, frame))
+
+    def open_inbox(self, session_id: str) -> Inbox:
+        """Begin to deliver for a session, what came before it was known first."""
+        inbox = self._inboxes[session_id] = Inbox(self._peer.connection, session_id)
+        for observer in self._observers:
+            inbox.observe(observer)
+        early = self._unknown.pop(session_id, ())
+        self._unknown_count -= len(early)
+        for update, frame in early:
+            inbox.put(update, frame)
+        return inbox
+
+    def close_inbox(self, session_id: str) -> None:
+        """Stop delivering for a session and give back what it held."""
+        inbox = self._inboxes.pop(session_id, None)
+        if inbox is not None:
+            inbox.end()
+            dropped = inbox.backlog.discard()
+            if dropped:
+                log.info("session %s: %d updates were not taken", session_id, dropped)
+
+    # -------------------------------------------------------------- requests
+
+    def request_route(self, method: str) -> RequestRoute | None:
+        try:
+            return self._routes[method]
+        except KeyError:
+            pass
+        if method.startswith("_"):
+            return self._extensions.requests.get(method)
+        row = table().requests["client"].get(method)
+        if row is None:  # names the peer makes up are not remembered
+            return None
+        route = self._routes[method] = self._make_route(row)
+        return route
+
+    def _make_route(self, row: Method) -> RequestRoute | None:
+        if not row.stable and not self._peer.unstable:
+            return None
+        if not allowed_by(self._offered, row.gate):
+            return None
+        handler = self._handlers.find_handler(row.handler)
+        if handler is None:
+            return None
+        params_type = row.params
+
+        def decode_params(raw: Any) -> Any:
+            return decode(params_type, b"{}" if raw is None else raw)
+
+        accept: Callable[[Any, Any], Any] | None = None
+        if row.name == "session/request_permission":
+            accept, handler = self._accept_permission, self._permission_handler(handler)
+        elif row.name == "elicitation/create":
+            accept = self._accept_elicitation
+        return RequestRoute(decode_params, handler, encode_result_of(row), accept)
+
+    def _accept_permission(self, params: Any, context: ClientContext) -> Any:
+        """Enter it where `session/cancel` finds it; answered at once in a turn being cancelled."""
+        session = context.session
+        call = context.call
+        if call is not None:
+            turn = None if session is None else session.turn
+            if turn is not None and turn.cancelling:
+                self._peer.connection.answer(call, _CANCELLED)
+            else:
+                self._permissions.setdefault(params.session_id, set()).add(call)
+        return params
+
+    def _permission_handler(
+        self, handler: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def ask(params: Any, context: ClientContext) -> Any:
+            try:
+                return await handler(params, context)
+            finally:
+                open_calls = self._permissions.get(params.session_id)
+                if open_calls is not None and context.call is not None:
+                    open_calls.discard(context.call)
+                    if not open_calls:
+                        del self._permissions[params.session_id]
+
+        return ask
+
+    def cancel_permissions(self, session_id: str) -> None:
+        """R1-92: every open permission request of the session is answered as cancelled."""
+        session = self._peer.sessions.get(session_id)
+        if session is not None and session.turn is not None:
+            session.turn.cancelling = True
+        for call in self._permissions.pop(session_id, ()):
+            self._peer.connection.answer(call, _CANCELLED)
+
+    def _accept_elicitation(self, params: Any, context: ClientContext) -> Any:  # noqa: ARG002
+        """R1-128: a mode that was not advertised is refused."""
+        mode = getattr(type(params).__struct_config__, "tag", None)
+        if not allowed_by(self._offered, f"elicitation.{mode}"):
+            raise InvalidParams({"reason": "elicitation mode not advertised", "mode": mode})
+        return params
+
+    # -------------------------------------------------------------- notifications
+
+    def notice_route(self, method: str) -> NoticeRoute | None:
+        if method.startswith("_"):
+            return self._extensions.notices.get(method)
+        row = table().notifications["client"].get(method)
+        if row is None or (not row.stable and not self._peer.unstable):
+            return None
+        handler = self._handlers.find_handler(row.handler)
+        if handler is None or not allowed_by(self._offered, row.gate):
+            return None
+        params_type = row.params
+
+        def decode_params(raw: Any) -> Any:
+            return decode(params_type, b"{}" if raw is None else raw)
+
+        return NoticeRoute(decode_params, handle=cast("Any", handler))
+
+    # -------------------------------------------------------------- the rest of Router
+
+    def context(
+        self, method: str, raw: Any, params: Any, call: InboundCall | None
+    ) -> ClientContext:
+        session_id = getattr(params, "session_id", "")
+        return ClientContext(
+            self._peer.connection,
+            method,
+            session_id if isinstance(session_id, str) else "",
+            raw,
+            call,
+            self._peer,
+        )
+
+    def cancelled(self, call: InboundCall) -> bool:
+        """A permission request that is withdrawn is answered as cancelled (acp-v1 §7, §20)."""
+        if call.method == "session/request_permission":
+            for calls in self._permissions.values():
+                calls.discard(call)
+            return self._peer.connection.answer(call, _CANCELLED)
+        return False
+
+    def connection_lost(self, error: ConnectionClosed) -> None:
+        for inbox in list(self._inboxes.values()):
+            inbox.end()
+        self._unknown.clear()
+
+
+def as_observer(
+    handler: Callable[[Any, Any], Awaitable[None]], peer_of: Callable[[], Any]
+) -> Observer:
+    """An overridden `session_update(params, ctx)` as an observer of updates."""
+
+    async def observe(update: Update) -> None:
+        meta = update.meta
+        params = v1_unstable.SessionNotification(
+            session_id=update.session_id,
+            update=update.value,
+            meta=UNSET if not isinstance(meta, Mapping) else dict(cast("Mapping[str, Any]", meta)),
+        )
+        context = ClientContext(
+            peer.connection, "session/update", update.session_id, update.encoded, None, peer
+        )
+        await handler(params, context)
+
+    return observe

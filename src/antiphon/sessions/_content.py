@@ -1,0 +1,63 @@
+"""Prompt content: what a user may write for it, and whether the agent takes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from antiphon._errors import CapabilityError
+from antiphon.sessions._methods import allowed_by
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from antiphon.schema import v1
+
+__all__ = ["as_block", "as_blocks", "blocks_text", "check_prompt_content", "missing_capability"]
+
+#: Block types that are not baseline, with the prompt capability each needs (acp-v1 §5).
+_GATED = {"image": "image", "audio": "audio", "resource": "embeddedContext"}
+
+
+def as_block(content: str | v1.ContentBlock) -> v1.ContentBlock:
+    """Text becomes a text block, a block stays what it is."""
+    if isinstance(content, str):
+        from antiphon.schema import v1  # noqa: PLC0415  (kept out of import time)
+
+        return v1.TextContent(text=content)
+    return content
+
+
+def as_blocks(
+    content: str | v1.ContentBlock | Sequence[str | v1.ContentBlock],
+) -> list[v1.ContentBlock]:
+    """One or several blocks, given as text or as blocks."""
+    if isinstance(content, (list, tuple)):
+        return [as_block(item) for item in content]
+    return [as_block(content)]  # type: ignore[arg-type]
+
+
+def blocks_text(blocks: Sequence[Any]) -> str:
+    """The text blocks of a prompt, joined by line ends."""
+    return "\n".join(block.text for block in blocks if _kind(block) == "text")
+
+
+def _kind(block: Any) -> str:
+    config = getattr(block, "__struct_config__", None)
+    tag = None if config is None else config.tag
+    return tag if isinstance(tag, str) else ""
+
+
+def missing_capability(blocks: Sequence[Any], tree: Any) -> str | None:
+    """The first prompt capability the blocks need that an agent's capability tree lacks."""
+    for block in blocks:
+        needed = _GATED.get(_kind(block))
+        if needed is not None and not allowed_by(tree, f"promptCapabilities.{needed}"):
+            return needed
+    return None
+
+
+def check_prompt_content(blocks: Sequence[Any], tree: Any) -> None:
+    """Refuse content the agent did not offer to take (R1-42). Raises `CapabilityError`."""
+    missing = missing_capability(blocks, tree)
+    if missing is not None:
+        raise CapabilityError("session/prompt", f"agentCapabilities.promptCapabilities.{missing}")

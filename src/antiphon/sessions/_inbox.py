@@ -1,0 +1,295 @@
+"""Ordered delivery of one session's updates at the client: the heart of DESIGN §4.
+
+The reader calls `Inbox.put` for each update, in wire order. From there it goes into every consumer's
+own queue: the open turn's (or, outside a turn, the session's backlog), every subscriber's, and the
+observers'. The reader never waits and decodes nothing.
+
+* Order and exactly-once (§4.1) hold because there is one producer and each queue is a list.
+* The response barrier (§4.2) needs no waiting for queues: the reader has put everything before it sees
+  the response. Observers have a mark instead: `settled(mark)` waits until they have seen that many.
+* The budget (§4.4) is counted in frame bytes on the connection, added here and given back by whoever
+  consumes or discards.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from antiphon.sessions._update import Label, Update
+
+if TYPE_CHECKING:
+    import asyncio
+
+    import msgspec
+
+    from antiphon.runtime import Connection
+
+__all__ = ["Inbox", "Observer", "Subscription", "UpdateQueue"]
+
+log = logging.getLogger("antiphon.session")
+
+Observer = Callable[[Update], Awaitable[None] | None]
+
+#: The inboxes whose observer the running task is, or was started by: it must not wait for itself.
+_observing: contextvars.ContextVar[tuple[Inbox, ...]] = contextvars.ContextVar(
+    "antiphon_observing", default=()
+)
+
+
+class UpdateQueue:
+    """Updates between the reader and one consumer.
+
+    The consumer swaps the whole list for an empty one and takes from its end after reversing it: as
+    fast as a deque, lets go of what was taken, and an idle queue costs next to nothing.
+    """
+
+    __slots__ = ("_batch", "_batch_bytes", "connection", "items", "size", "waiter")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.items: list[Update] = []
+        self.size = 0
+        self.waiter: asyncio.Future[None] | None = None
+        self._batch: list[Update] = []
+        self._batch_bytes = 0
+
+    def put(self, update: Update, size: int) -> None:
+        """Add one; called by the reader alone."""
+        self.items.append(update)
+        self.size += size
+        self.connection.queued_bytes += size
+        waiter = self.waiter
+        if waiter is not None:
+            self.waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def wake(self) -> None:
+        """Let the consumer look again although nothing was added."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def take(self) -> Update | None:
+        """The next update, or None if none is here now."""
+        batch = self._batch
+        if batch:
+            return batch.pop()
+        if self._batch_bytes:
+            # Given back a batch at a time: what the consumer still has in hand counts as queued.
+            self.connection.release(self._batch_bytes)
+            self._batch_bytes = 0
+        if not self.items:
+            return None
+        batch, self.items = self.items, []
+        self._batch_bytes, self.size = self.size, 0
+        batch.reverse()
+        self._batch = batch
+        return batch.pop()
+
+    async def wait(self) -> None:
+        """Wait for `put` or `wake`. One consumer at a time."""
+        if self.waiter is not None and not self.waiter.done():
+            msg = "two tasks iterate over the same updates"
+            raise RuntimeError(msg)
+        waiter = self.waiter = self.connection.create_future()
+        try:
+            await waiter
+        finally:
+            if self.waiter is waiter:
+                self.waiter = None
+
+    def discard(self) -> int:
+        """Throw away what waits and give its budget back; returns how many updates that were."""
+        count = len(self.items) + len(self._batch)
+        if self.size or self._batch_bytes:
+            self.connection.release(self.size + self._batch_bytes)
+        self.items, self._batch = [], []
+        self.size = self._batch_bytes = 0
+        return count
+
+    def __len__(self) -> int:
+        return len(self.items) + len(self._batch)
+
+
+class Subscription(AsyncIterator[Update]):
+    """An independent view of a session's updates; see `Session.updates`."""
+
+    def __init__(self, inbox: Inbox, queue: UpdateQueue, *, until: Callable[[], bool]) -> None:
+        self._inbox = inbox
+        self._queue = queue
+        self._until = until
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Update:
+        queue = self._queue
+        while True:
+            update = queue.take()
+            if update is not None:
+                return update
+            if self._inbox.ended or self._until():
+                self.close()
+                raise StopAsyncIteration
+            await queue.wait()
+
+    def close(self) -> None:
+        """Stop listening; what was not taken is let go. Idempotent."""
+        self._inbox.unsubscribe(self._queue)
+
+    async def aclose(self) -> None:
+        """The same, so that `contextlib.aclosing` can be used."""
+        self.close()
+
+
+class Inbox:
+    """One session's updates on one connection."""
+
+    def __init__(self, connection: Connection, session_id: str) -> None:
+        self.connection = connection
+        self.session_id = session_id
+        #: What the reader writes on each update.
+        self.label: Label = "session"
+        #: Where an open turn takes its updates from.
+        self.turn: UpdateQueue | None = None
+        #: Updates outside a turn that nobody has asked for yet.
+        self.backlog = UpdateQueue(connection)
+        #: How many updates have arrived.
+        self.received = 0
+        #: The connection is gone: nothing more will come.
+        self.ended = False
+        self._subscribers: list[UpdateQueue] = []
+        self._observers: list[Observer] = []
+        self._observed: UpdateQueue | None = None
+        self._seen = 0
+        self._settling: list[tuple[int, asyncio.Future[None]]] = []
+
+    # -------------------------------------------------------------- the reader's side
+
+    def put(self, raw: msgspec.Raw, frame: bytes) -> None:
+        """Deliver one update to every consumer's queue."""
+        self.received += 1
+        update = Update(self.session_id, self.label, raw, frame)
+        size = len(frame)
+        turn = self.turn
+        if turn is not None:
+            turn.put(update, size)
+        elif not self._subscribers and not self._observers:
+            self.backlog.put(update, size)
+        if self._subscribers:
+            for queue in self._subscribers:
+                queue.put(update, size)
+        if self._observed is not None:
+            self._observed.put(update, size)
+
+    def end(self) -> None:
+        """The connection is gone: let consumers come to the end of what they have."""
+        self.ended = True
+        self.wake()
+        if self._observed is not None:
+            self._observed.wake()
+
+    def wake(self) -> None:
+        """Let subscribers look whether they are done."""
+        for queue in list(self._subscribers):
+            queue.wake()
+
+    def discard(self) -> int:
+        """Let go of everything that waits; returns the number of updates nobody saw."""
+        dropped = self.backlog.discard()
+        for queue in list(self._subscribers):
+            queue.discard()
+        return dropped
+
+    # -------------------------------------------------------------- subscribers
+
+    def subscribe(self, until: Callable[[], bool]) -> Subscription:
+        """A new consumer; the first one also gets the backlog."""
+        queue, self.backlog = self.backlog, UpdateQueue(self.connection)
+        self._subscribers.append(queue)
+        return Subscription(self, queue, until=until)
+
+    def unsubscribe(self, queue: UpdateQueue) -> None:
+        """Forget a consumer's queue and what is in it."""
+        if queue in self._subscribers:
+            self._subscribers.remove(queue)
+        queue.discard()
+        queue.wake()
+
+    # -------------------------------------------------------------- observers
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Call `observer` for each update from now on, in order; returns what ends that."""
+        self._observers.append(observer)
+        if self._observed is None and not self.ended:
+            self._observed = queue = UpdateQueue(self.connection)
+            self._seen = self.received
+            # What waited for the first consumer is for it.
+            while (update := self.backlog.take()) is not None:
+                queue.put(update, len(update.frame))
+                self._seen -= 1
+            self.connection.create_task(self._show(queue), delivery=True)
+
+        def stop() -> None:
+            if observer in self._observers:
+                self._observers.remove(observer)
+
+        return stop
+
+    async def _show(self, queue: UpdateQueue) -> None:
+        """Hand updates to the observers, one at a time."""
+        _observing.set((*_observing.get(), self))
+        try:
+            while True:
+                update = queue.take()
+                if update is None:
+                    if self.ended:
+                        return
+                    await queue.wait()
+                    continue
+                for observer in tuple(self._observers):
+                    try:
+                        result = observer(update)
+                        if result is not None:
+                            await result
+                    except Exception:
+                        log.exception("an observer of session %s failed", self.session_id)
+                self._seen += 1
+                self._settle()
+        finally:
+            queue.discard()
+            self._observed = None
+            self._seen = self.received
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._settling:
+            return
+        waiting: list[tuple[int, asyncio.Future[None]]] = []
+        for mark, future in self._settling:
+            if mark > self._seen:
+                waiting.append((mark, future))
+            elif not future.done():
+                future.set_result(None)
+        self._settling = waiting
+
+    @property
+    def observed(self) -> bool:
+        """Whether anybody observes; if not, `settled` has nothing to wait for."""
+        return self._observed is not None
+
+    async def settled(self, mark: int) -> None:
+        """Wait until the observers have returned from the first `mark` updates (DESIGN §4.2).
+
+        Returns at once in an observer of this session and in tasks it started: they would wait for
+        themselves.
+        """
+        if self._observed is None or self._seen >= mark or self in _observing.get():
+            return
+        future = self.connection.create_future()
+        self._settling.append((mark, future))
+        await future

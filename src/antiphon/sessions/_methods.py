@@ -1,0 +1,131 @@
+"""The method table as the two sides use it: rows by name and by parameter type, gates, patience."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from antiphon._errors import LocalProtocolError
+from antiphon.schema import Method, UnsetType, encode, v1_unstable, variants
+
+__all__ = [
+    "Table",
+    "allowed_by",
+    "default_timeout",
+    "encode_result_of",
+    "refuse_unstable",
+    "table",
+    "tree_of",
+]
+
+#: Requests that a person or a command answers: how long a caller waits when it does not say, in
+#: terms of the connection's limits. None: as long as it takes.
+_PATIENT = {
+    "session/prompt": None,
+    "terminal/wait_for_exit": None,
+    "authenticate": "permission_timeout",
+    "elicitation/create": "permission_timeout",
+    "session/request_permission": "permission_timeout",
+    "mcp/message": None,
+}
+
+
+class Table:
+    """All methods of the superset, `v1_unstable`."""
+
+    def __init__(self, methods: tuple[Method, ...]) -> None:
+        self.requests: dict[str, dict[str, Method]] = {"agent": {}, "client": {}}
+        self.notifications: dict[str, dict[str, Method]] = {"agent": {}, "client": {}}
+        self._by_params: dict[type, list[Method]] = {}
+        for row in methods:
+            kinds = self.requests if row.kind == "request" else self.notifications
+            for side in ("agent", "client") if row.side == "both" else (row.side,):
+                kinds[side][row.name] = row
+            for variant in variants(row.params):
+                self._by_params.setdefault(variant, []).append(row)
+
+    def row_of(self, params: Any, kind: str, side: str) -> Method:
+        """The row that parameters of this type belong to, sent to `side`.
+
+        Raises:
+            TypeError: no method of that side takes them.
+        """
+        for ancestor in type(params).__mro__:
+            for row in self._by_params.get(ancestor, ()):
+                if row.kind == kind and row.side in (side, "both"):
+                    return row
+        # A v1 class whose superset subclass is in the table: look the other way round.
+        for known, rows in self._by_params.items():
+            if issubclass(known, type(params)) and type(params) is not object:
+                for row in rows:
+                    if row.kind == kind and row.side in (side, "both"):
+                        return row
+        msg = f"no {kind} to the {side} takes {type(params).__name__}"
+        raise TypeError(msg)
+
+
+@functools.cache
+def table() -> Table:
+    """The table, made on first use."""
+    return Table(v1_unstable.METHODS)
+
+
+def allowed_by(capabilities: Any, gate: str | None) -> bool:
+    """Whether a gate is open in a capability tree (runtime-semantics §13).
+
+    `capabilities` is the tree as builtins. What stands at the path must be true or an object: an
+    empty one counts, null and false do not.
+    """
+    if gate is None:
+        return True
+    node = capabilities
+    for name in gate.split("."):
+        if not isinstance(node, Mapping):
+            return False
+        node = node.get(name)
+    return node is True or isinstance(node, Mapping)
+
+
+def tree_of(capabilities: Any) -> Any:
+    """A capability struct as builtins, for `allowed_by`."""
+    return None if isinstance(capabilities, UnsetType) else msgspec.to_builtins(capabilities)
+
+
+def default_timeout(limits: Any, method: str) -> float | None:
+    """How long to wait for an answer when the caller does not say."""
+    if method in _PATIENT:
+        name = _PATIENT[method]
+        return None if name is None else getattr(limits, name)
+    return limits.request_timeout  # type: ignore[no-any-return]
+
+
+def refuse_unstable(row: Method, *, unstable: bool) -> None:
+    """Raise `LocalProtocolError` for an unstable method on a connection without `unstable=True`."""
+    if not row.stable and not unstable:
+        msg = f"{row.name} is unstable: pass unstable=True to use it"
+        raise LocalProtocolError(msg)
+
+
+def encode_result_of(row: Method) -> Callable[[Any], bytes]:
+    """How a handler's value becomes the result: a struct of the protocol, or None for a void method."""
+    empty_allowed = not _required_members(row.result)
+
+    def encode_value(value: Any) -> bytes:
+        if value is None and empty_allowed:
+            return b"{}"
+        if not isinstance(value, msgspec.Struct):
+            msg = f"the handler of {row.name} returned {type(value).__name__}, not a result"
+            raise TypeError(msg)
+        return encode(value)
+
+    return encode_value
+
+
+def _required_members(result: Any) -> bool:
+    try:
+        return any(field.required for field in msgspec.structs.fields(result))
+    except TypeError:  # a union: every variant has its tag
+        return True

@@ -1,0 +1,671 @@
+"""The agent's view of a turn: the verbs an agent author thinks in, and when they are legal.
+
+A turn belongs to one prompt of one session. It is *open* from the moment the prompt is read until its
+response is settled; a cancelled one stays open while it winds down. After that it is *over*, and its
+verbs raise `TurnOver` (DESIGN §4.8). What was accepted before is on the wire before the response, since
+both go through the same writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from antiphon._errors import (
+    AntiphonError,
+    CapabilityError,
+    ResourceNotFound,
+    TurnOver,
+)
+from antiphon.schema import UNSET, UnsetType, encode, v1, v1_unstable
+from antiphon.sessions._content import as_block, blocks_text
+from antiphon.sessions._methods import allowed_by
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from antiphon.runtime import InboundCall
+    from antiphon.sessions._client_peer import AgentSession, ClientPeer
+
+__all__ = ["ExitStatus", "PermissionAnswer", "Terminal", "ToolCallVerbs", "Turn"]
+
+log = logging.getLogger("antiphon.agent")
+
+Location: TypeAlias = "str | tuple[str, int] | v1.ToolCallLocation"
+PlanItem: TypeAlias = "str | tuple[str, str] | tuple[str, str, str] | v1.PlanEntry"
+
+_ALLOWING = ("allow_once", "allow_always")
+_encode_text = msgspec.json.Encoder().encode
+
+
+class PermissionAnswer(msgspec.Struct, frozen=True):
+    """What came of `Turn.ask_permission`.
+
+    Attributes:
+        option_id: the option that was selected and had been offered, else None.
+        allowed: whether that option allows. Everything else is a no: a reject, "cancelled", an option
+            that was not offered, an error, a timeout, a lost connection, a cancelled turn (R1-103).
+    """
+
+    option_id: str | None
+    allowed: bool
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+
+class ExitStatus(msgspec.Struct, frozen=True):
+    """How a command in a terminal ended: an exit code, or the name of the signal that ended it."""
+
+    exit_code: int | None
+    signal: str | None
+
+
+class Turn:
+    """One prompt being answered; the argument of `Agent.prompt`.
+
+    The verbs send updates and wait only while the client is too slow to take them. They raise
+    `TurnOver` once the turn is over and `ConnectionClosed` when the client is gone.
+
+    Attributes:
+        session: the session; its own updates (commands, mode, …) may be sent at any time.
+        params: the `PromptRequest`, with everything this class does not name.
+        raw: the parameters' own bytes, unknown members and `_meta` included.
+        peer: the client: typed calls, extension calls.
+        cancelled: whether the client (or the connection) asked to stop. Nothing is interrupted by
+            that: look at it between steps, or wait for it with `wait_cancelled`. After
+            `Limits.cancel_backstop` seconds the turn's tasks are cancelled and it is over.
+    """
+
+    def __init__(self, session: AgentSession, params: v1_unstable.PromptRequest, raw: Any) -> None:
+        self.session = session
+        self.params = params
+        self.peer: ClientPeer = session.peer
+        self.cancelled = False
+        self.over = False
+        #: Updates of this turn that were sent.
+        self.sent = 0
+        #: Empty texts that were asked for and not sent.
+        self.empty = 0
+        #: The request being answered, and the timer of its back-stop: the session's business.
+        self.call: InboundCall | None = None
+        self.backstop: asyncio.TimerHandle | None = None
+        self._raw = raw
+        self._connection = session.peer.connection
+        self._ended = self._connection.create_future()
+        self._cancel_event: asyncio.Event | None = None
+        self._asks: set[asyncio.Future[Any]] = set()
+        self._subtasks: set[asyncio.Task[Any]] = set()
+        self._head = session.head
+
+    def __repr__(self) -> str:
+        state = "over" if self.over else "cancelled" if self.cancelled else "open"
+        return f"<Turn of session {self.session_id!r}, {state}>"
+
+    # -------------------------------------------------------------- what was asked
+
+    @property
+    def session_id(self) -> str:
+        """The session's id."""
+        return self.session.session_id
+
+    @property
+    def text(self) -> str:
+        """The text blocks of the prompt, joined by line ends."""
+        return blocks_text(self.params.prompt)
+
+    @property
+    def blocks(self) -> list[v1.ContentBlock]:
+        """The prompt's content blocks."""
+        return self.params.prompt
+
+    @property
+    def raw(self) -> bytes:
+        """The prompt's parameters as they came."""
+        return b"{}" if self._raw is None else bytes(self._raw)
+
+    @property
+    def cwd(self) -> str:
+        """The session's working directory: base of relative paths (R1-49)."""
+        return self.session.cwd
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """`cwd` and the additional directories: what tools should stay within (R1-50)."""
+        return self.session.roots
+
+    @property
+    def client_capabilities(self) -> v1_unstable.ClientCapabilities:
+        """What the client advertised."""
+        return self.peer.capabilities
+
+    # -------------------------------------------------------------- updates
+
+    async def send(self, update: v1_unstable.SessionUpdate) -> None:
+        """Send any update of this session."""
+        if self.over:
+            raise TurnOver(self.session_id)
+        self.sent += 1
+        self.session.send_now(update)
+        if self._connection.writing_paused:
+            await self._connection.drain()
+
+    async def say(self, content: str | v1.ContentBlock, *, message_id: str | None = None) -> None:
+        """A chunk of the agent's message. An empty text is counted and not sent (DESIGN §4.8)."""
+        if message_id is None and type(content) is str:
+            await self._text(self._head.say, content)
+        else:
+            await self._chunk(v1.AgentMessageChunk, content, message_id)
+
+    async def think(self, content: str | v1.ContentBlock, *, message_id: str | None = None) -> None:
+        """A chunk of the agent's reasoning. An empty text is counted and not sent."""
+        if message_id is None and type(content) is str:
+            await self._text(self._head.think, content)
+        else:
+            await self._chunk(v1.AgentThoughtChunk, content, message_id)
+
+    async def _text(self, head: bytes, text: str) -> None:
+        """The hot path: everything but the text was encoded when the session was opened."""
+        if self.over:
+            raise TurnOver(self.session_id)
+        if not text:
+            self.empty += 1
+            return
+        try:
+            body = _encode_text(text)
+        except UnicodeEncodeError:
+            body = encode(text)  # repairs lone surrogates
+        connection = self._connection
+        if len(body) > _LARGE:
+            connection.check_frame(len(head) + len(body) + len(_TAIL))
+        self.sent += 1
+        connection.send(head + body + _TAIL)
+        if connection.writing_paused:
+            await connection.drain()
+
+    async def _chunk(
+        self,
+        kind: type[v1.AgentMessageChunk] | type[v1.AgentThoughtChunk],
+        content: str | v1.ContentBlock,
+        message_id: str | None,
+    ) -> None:
+        block = as_block(content)
+        if isinstance(block, v1.TextContent) and not block.text:
+            self.empty += 1
+            return
+        await self.send(kind(content=block, message_id=UNSET if message_id is None else message_id))
+
+    async def plan(self, entries: Iterable[PlanItem]) -> None:
+        """The whole plan as it is now (R1-87); it replaces the one before.
+
+        An entry is a `PlanEntry`, a text, or a tuple (content, status) or (content, status, priority)
+        with "pending", "in_progress", "completed" and "high", "medium", "low".
+        """
+        await self.send(v1.Plan(entries=[_plan_entry(entry) for entry in entries]))
+
+    async def usage(
+        self, *, used: int, size: int, cost: v1.Cost | tuple[float, str] | None = None
+    ) -> None:
+        """Tokens in context, size of the window, cost of the session so far (amount, currency)."""
+        await self.session.usage(used=used, size=size, cost=cost)
+
+    def tool(  # noqa: PLR0913  (the members of a tool call)
+        self,
+        title: str,
+        *,
+        kind: v1.ToolKind | UnsetType = UNSET,
+        tool_call_id: str | None = None,
+        status: v1.ToolCallStatus = "in_progress",
+        locations: Sequence[Location] = (),
+        content: Sequence[Any] = (),
+        raw_input: Any = UNSET,
+    ) -> ToolCallVerbs:
+        """A tool call, as an async context manager.
+
+        Entering sends `tool_call`; leaving sends status "completed", or "failed" if the block raised
+        or the turn was cancelled meanwhile. Inside, use the verbs of `ToolCallVerbs`.
+
+        Args:
+            title: what a person sees.
+            kind: "read", "edit", "execute", …
+            tool_call_id: unique in the session; made up if not given.
+            status: "pending" for one that must be permitted first.
+            locations: files concerned: a path, (path, line), or `ToolCallLocation`.
+            content: what the call shows: texts, content blocks, or tool call content.
+            raw_input: the tool's own arguments, any JSON value.
+        """
+        if tool_call_id is None:
+            self.session.tool_calls += 1
+            tool_call_id = f"call_{self.session.tool_calls}"
+        call = v1.ToolCall(
+            tool_call_id=tool_call_id,
+            title=title,
+            kind=kind,
+            status=status,
+            locations=[_location(item) for item in locations] or UNSET,
+            content=[_tool_content(item) for item in content] or UNSET,
+            raw_input=raw_input,
+        )
+        return ToolCallVerbs(self, call)
+
+    # -------------------------------------------------------------- questions to the client
+
+    async def ask_permission(
+        self,
+        tool_call: ToolCallVerbs | v1.ToolCallUpdate | str,
+        options: Sequence[v1.PermissionOption] | None = None,
+        *,
+        timeout: float | None | UnsetType = UNSET,  # noqa: ASYNC109  (sent as the request's deadline)
+    ) -> PermissionAnswer:
+        """Ask the user, and take everything but a selected allowing option for a no.
+
+        Never raises for what the client does: error, timeout, lost connection and a cancelled turn
+        are a no, the last one at once.
+
+        Args:
+            tool_call: what is to be permitted; a text is the title of a call of its own.
+            options: what can be chosen; by default allow once, always allow, reject.
+            timeout: seconds; UNSET means `Limits.permission_timeout`.
+        """
+        if self.over:
+            raise TurnOver(self.session_id)
+        if self.cancelled:
+            return _DENIED
+        offered = _OPTIONS if options is None else list(options)
+        params = v1.RequestPermissionRequest(
+            session_id=self.session_id, tool_call=self._described(tool_call), options=offered
+        )
+        try:
+            call = self.peer.open_request(params, timeout)
+        except AntiphonError as error:
+            log.info("a permission request counts as denied: %s", error)
+            return _DENIED
+        self._asks.add(call.future)
+        try:
+            response = self.peer.result_of(params, await call.future)
+        except AntiphonError as error:
+            log.info("a permission request counts as denied: %s", error)
+            return _DENIED
+        except asyncio.CancelledError:
+            self._connection.abandon(call)
+            if self.cancelled and not _being_cancelled():
+                return _DENIED  # the turn was cancelled, not this task
+            raise
+        finally:
+            self._asks.discard(call.future)
+        outcome = response.outcome
+        if not isinstance(outcome, v1.SelectedPermissionOutcome):
+            return _DENIED
+        for option in offered:
+            if option.option_id == outcome.option_id:
+                return PermissionAnswer(option.option_id, option.kind in _ALLOWING)
+        log.warning("the client selected an option that was not offered: %r", outcome.option_id)
+        return _DENIED
+
+    def _described(self, tool_call: ToolCallVerbs | v1.ToolCallUpdate | str) -> v1.ToolCallUpdate:
+        if isinstance(tool_call, ToolCallVerbs):
+            call = tool_call.call
+            return v1.ToolCallUpdate(
+                tool_call_id=call.tool_call_id,
+                title=call.title,
+                kind=call.kind,
+                status="pending",
+                content=call.content,
+                locations=call.locations,
+                raw_input=call.raw_input,
+            )
+        if isinstance(tool_call, str):
+            self.session.tool_calls += 1
+            return v1.ToolCallUpdate(
+                tool_call_id=f"call_{self.session.tool_calls}", title=tool_call, status="pending"
+            )
+        return tool_call
+
+    async def read_text_file(
+        self, path: str, *, line: int | None = None, limit: int | None = None
+    ) -> str:
+        """The text of a file as the client sees it, unsaved changes included.
+
+        Args:
+            path: absolute.
+            line: first line, from 1.
+            limit: number of lines.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            CapabilityError: the client does not lend files (R1-33).
+            RequestError: it refused.
+        """
+        params = v1.ReadTextFileRequest(
+            session_id=self.session_id,
+            path=path,
+            line=UNSET if line is None else line,
+            limit=UNSET if limit is None else limit,
+        )
+        try:
+            response = await self.peer.request(params)
+        except ResourceNotFound as error:
+            raise FileNotFoundError(2, "the client has no such file", path) from error
+        return response.content
+
+    async def write_text_file(self, path: str, content: str) -> None:
+        """Write a whole file through the client. Raises `CapabilityError` or `RequestError`."""
+        await self.peer.request(
+            v1.WriteTextFileRequest(session_id=self.session_id, path=path, content=content)
+        )
+
+    def run(  # noqa: PLR0913  (the members of terminal/create)
+        self,
+        command: str,
+        args: Sequence[str] = (),
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        output_byte_limit: int | None = None,
+    ) -> Terminal:
+        """A command in a terminal of the client, as an async context manager that releases it.
+
+        Args:
+            command: the programme; its arguments are `args`.
+            args: arguments, one each.
+            cwd: absolute directory; None is the session's.
+            env: variables to set.
+            output_byte_limit: how much output the client keeps, counted from its end.
+        """
+        params = v1.CreateTerminalRequest(
+            session_id=self.session_id,
+            command=command,
+            args=list(args) or UNSET,
+            cwd=UNSET if cwd is None else cwd,
+            env=[v1.EnvVariable(name=k, value=v) for k, v in env.items()] if env else UNSET,
+            output_byte_limit=UNSET if output_byte_limit is None else output_byte_limit,
+        )
+        return Terminal(self, params)
+
+    async def elicit(
+        self, message: str, schema: v1.ElicitationSchema
+    ) -> v1_unstable.CreateElicitationResponse:
+        """Ask the user to fill in a form. Look at the answer's type: accept, decline or cancel.
+
+        Raises:
+            CapabilityError: the client does not take forms (R1-128).
+        """
+        params = v1.ElicitationFormMode(
+            message=message, requested_schema=schema, session_id=self.session_id
+        )
+        return await self.peer.request(params)
+
+    # -------------------------------------------------------------- cancellation, subtasks
+
+    async def wait_cancelled(self) -> None:
+        """Wait until the turn is cancelled."""
+        if self.cancelled:
+            return
+        if self._cancel_event is None:
+            self._cancel_event = asyncio.Event()
+        await self._cancel_event.wait()
+
+    def start_soon(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something beside the handler; the response waits for it (up to the cancel back-stop).
+
+        What it raises is logged and does not change the turn's outcome. Raises `TurnOver` when the
+        turn is over or cancelled.
+        """
+        if self.over or self.cancelled:
+            work.close()
+            raise TurnOver(self.session_id)
+        task = self._connection.create_task(work)
+        self._subtasks.add(task)
+        task.add_done_callback(self._subtask_done)
+        return task
+
+    def _subtask_done(self, task: asyncio.Task[Any]) -> None:
+        self._subtasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a subtask of %r failed", self, exc_info=task.exception())
+
+    # -------------------------------------------------------------- for the session
+
+    def cancel(self) -> None:
+        """The client asked to stop: tell whoever looks; open questions end as a no at once."""
+        if self.cancelled or self.over:
+            return
+        self.cancelled = True
+        if self._cancel_event is not None:
+            self._cancel_event.set()
+        for ask in tuple(self._asks):
+            ask.cancel()
+
+    async def finish(self) -> None:
+        """Wait for the subtasks."""
+        while self._subtasks:
+            await asyncio.wait(self._subtasks)
+
+    def end(self) -> None:
+        """The response is settled: nothing of this turn may follow."""
+        self.over = True
+        if not self._ended.done():
+            self._ended.set_result(None)
+        for task in self._subtasks:
+            task.cancel()
+
+    async def wait_over(self) -> None:
+        """Wait until the response of this turn is settled."""
+        await asyncio.shield(self._ended)
+
+
+class ToolCallVerbs:
+    """A tool call that is under way; made by `Turn.tool`.
+
+    Attributes:
+        id: its `toolCallId`.
+        call: the call as it was announced.
+    """
+
+    def __init__(self, turn: Turn, call: v1.ToolCall) -> None:
+        self.turn = turn
+        self.call = call
+        self._content: list[Any] = [] if isinstance(call.content, UnsetType) else list(call.content)
+        self._final = False
+
+    @property
+    def id(self) -> str:
+        return self.call.tool_call_id
+
+    async def __aenter__(self) -> ToolCallVerbs:
+        await self.turn.send(self.call)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._final or self.turn.over:
+            return
+        failed = kind is not None or self.turn.cancelled
+        try:
+            await self.update(status="failed" if failed else "completed")
+        except AntiphonError:
+            if kind is None:
+                raise
+
+    async def update(  # noqa: PLR0913  (the members of the update)
+        self,
+        *,
+        status: v1.ToolCallStatus | UnsetType = UNSET,
+        title: str | UnsetType = UNSET,
+        content: Sequence[Any] | UnsetType = UNSET,
+        locations: Sequence[Location] | UnsetType = UNSET,
+        raw_output: Any = UNSET,
+    ) -> None:
+        """Change what is given; `content` and `locations` replace the whole list (R1-102)."""
+        if not isinstance(content, UnsetType):
+            self._content = [_tool_content(item) for item in content]
+        if status in ("completed", "failed"):
+            self._final = True
+        await self.turn.send(
+            v1.ToolCallProgress(
+                tool_call_id=self.id,
+                status=status,
+                title=title,
+                content=UNSET if isinstance(content, UnsetType) else self._content,
+                locations=(
+                    UNSET
+                    if isinstance(locations, UnsetType)
+                    else [_location(item) for item in locations]
+                ),
+                raw_output=raw_output,
+            )
+        )
+
+    async def add(self, content: Any) -> None:
+        """Add to what the call shows: a text, a content block, a diff, a `Terminal`, …"""
+        await self.update(content=[*self._content, content])
+
+    async def diff(self, path: str, old_text: str | None, new_text: str) -> None:
+        """Show a change of a file; `old_text` None for a new one."""
+        await self.add(v1.Diff(path=path, old_text=old_text, new_text=new_text))
+
+
+class Terminal:
+    """A command in the client's terminal; made by `Turn.run`, released when its block is left.
+
+    Attributes:
+        id: its `terminalId` (inside the block).
+    """
+
+    def __init__(self, turn: Turn, params: v1.CreateTerminalRequest) -> None:
+        self._turn = turn
+        self._params = params
+        self.id = ""
+
+    async def __aenter__(self) -> Terminal:
+        response = await self._turn.peer.request(self._params)
+        self.id = response.terminal_id
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # R1-116: released whatever happened. A task that is being cancelled still gets the frame out;
+        # waiting for the answer is cut short by the cancellation itself.
+        release = v1.ReleaseTerminalRequest(session_id=self._turn.session_id, terminal_id=self.id)
+        try:
+            await self._turn.peer.request(release)
+        except AntiphonError as failure:
+            if kind is None:
+                raise
+            log.info("releasing a terminal failed: %s", failure)
+
+    async def wait(self) -> ExitStatus:
+        """Wait until the command has ended."""
+        response = await self._turn.peer.request(
+            v1.WaitForTerminalExitRequest(session_id=self._turn.session_id, terminal_id=self.id)
+        )
+        return ExitStatus(_or_none(response.exit_code), _or_none(response.signal))
+
+    async def output(self) -> v1_unstable.TerminalOutputResponse:
+        """What it has written so far; `exit_status` is set once it has ended."""
+        return await self._turn.peer.request(
+            v1.TerminalOutputRequest(session_id=self._turn.session_id, terminal_id=self.id)
+        )
+
+    async def kill(self) -> None:
+        """End the command; `output` and `wait` go on working."""
+        await self._turn.peer.request(
+            v1.KillTerminalRequest(session_id=self._turn.session_id, terminal_id=self.id)
+        )
+
+    def as_content(self) -> v1.Terminal:
+        """For `ToolCallVerbs.add`: the client shows the terminal inside the tool call."""
+        return v1.Terminal(terminal_id=self.id)
+
+
+class Head:
+    """The parts of a session's text chunks that never change."""
+
+    __slots__ = ("say", "think")
+
+    def __init__(self, session_id: str) -> None:
+        start = (
+            b'{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":'
+            + encode(session_id)
+            + b',"update":{"sessionUpdate":"'
+        )
+        content = b'","content":{"type":"text","text":'
+        self.say = start + b"agent_message_chunk" + content
+        self.think = start + b"agent_thought_chunk" + content
+
+
+_TAIL = b"}}}}"
+_LARGE = 1 << 16
+_DENIED = PermissionAnswer(None, allowed=False)
+_OPTIONS = [
+    v1.PermissionOption(option_id="allow_once", name="Allow once", kind="allow_once"),
+    v1.PermissionOption(option_id="allow_always", name="Always allow", kind="allow_always"),
+    v1.PermissionOption(option_id="reject_once", name="Reject", kind="reject_once"),
+]
+
+
+def _being_cancelled() -> bool:
+    """Whether the running task itself was asked to end (and not only what it waits for)."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _or_none(value: Any) -> Any:
+    return None if isinstance(value, UnsetType) else value
+
+
+def _location(item: Location) -> v1.ToolCallLocation:
+    if isinstance(item, str):
+        return v1.ToolCallLocation(path=item)
+    if isinstance(item, tuple):
+        return v1.ToolCallLocation(path=item[0], line=item[1])
+    return item
+
+
+def _tool_content(item: Any) -> Any:
+    if isinstance(item, (v1.Content, v1.Diff, v1.Terminal)):
+        return item
+    if isinstance(item, Terminal):
+        return item.as_content()
+    return v1.Content(content=as_block(item))
+
+
+def _plan_entry(entry: PlanItem) -> v1.PlanEntry:
+    if isinstance(entry, str):
+        return v1.PlanEntry(content=entry, priority="medium", status="pending")
+    if isinstance(entry, tuple):
+        content, status, *rest = entry
+        return v1.PlanEntry(content=content, priority=rest[0] if rest else "medium", status=status)
+    return entry
+
+
+def check_offer(tree: Any, update: Any) -> None:
+    """R1-36..R1-39: updates that a client must have asked for. Raises `CapabilityError`."""
+    tag = update.__struct_config__.tag
+    gate = _GATED_UPDATES.get(tag)
+    if gate is not None and not allowed_by(tree, gate):
+        raise CapabilityError(f"session/update {tag}", f"clientCapabilities.{gate}")
+
+
+_GATED_UPDATES = {
+    "notice": "session.notices",
+    "compaction_update": "session.compaction",
+    "compaction_summary_chunk": "session.compaction",
+    "plan_update": "plan",
+    "plan_removed": "plan",
+    "subagent_update": "subagents",
+    "session_message": "subagents",
+    "session_message_chunk": "subagents",
+}
