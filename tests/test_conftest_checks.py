@@ -21,7 +21,7 @@ import pytest
 
 def run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
     pytester.makeini(INI)
-    pytester.makeconftest('pytest_plugins = ["tests.async_tests", "tests.leaks"]')
+    pytester.makeconftest('pytest_plugins = ["tests.async_tests", "tests.leaks", "tests.no_skips"]')
     pytester.makepyfile(HEAD + textwrap.dedent(test))
     return pytester.runpytest_inprocess("-p", "no:hypothesispytest")
 
@@ -264,3 +264,22 @@ def test_a_test_can_ask_for_both_loops(pytester: pytest.Pytester) -> None:
     )
 
     result.assert_outcomes(passed=3)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def test_it(): pytest.skip('no tool')",
+        "pytest.importorskip('a_module_that_nobody_has')",
+    ],
+)
+@pytest.mark.parametrize("ci", [False, True])
+def test_a_skip_fails_the_run_in_ci_alone(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, test: str, ci: bool
+) -> None:
+    monkeypatch.setenv("CI", "true" if ci else "")
+
+    result = run(pytester, test + "\ndef test_other(): pass")
+
+    result.assert_outcomes(skipped=1, passed=int("def" in test))
+    assert (result.ret == pytest.ExitCode.TESTS_FAILED) is ci

@@ -143,10 +143,10 @@ def imports(path: Path) -> list[Import]:
 
     def visit(node: ast.AST, *, annotation: bool) -> None:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for child in node.body:
-                visit(child, annotation=True)
-            for child in node.orelse:
-                visit(child, annotation=annotation)
+            for statement in node.body:
+                visit(statement, annotation=True)
+            for statement in node.orelse:
+                visit(statement, annotation=annotation)
             return
         if isinstance(node, ast.Import):
             found.extend(

@@ -15,7 +15,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 def example(name: str) -> str:
     """The `python` block whose first line is the comment `# NAME`."""
-    blocks = re.findall(
+    blocks: list[str] = re.findall(
         r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
     found = [block for block in blocks if block.startswith(f"# {name}\n")]
