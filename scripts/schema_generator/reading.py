@@ -68,6 +68,22 @@ ENVELOPES: tuple[tuple[str, Side], ...] = (
     ("ProxyRequest", "both"),
     ("ProxyNotification", "both"),
 )
+#: What the walk understands; a keyword beyond these may change which values are valid.
+KEYWORDS = SILENT | {
+    "$ref",
+    "allOf",
+    "anyOf",
+    "const",
+    "items",
+    "maximum",
+    "minLength",
+    "minimum",
+    "not",
+    "oneOf",
+    "properties",
+    "required",
+    "type",
+}
 #: Listed in every envelope; the library routes extension methods by their name instead.
 EXTENSIONS = frozenset({"ExtRequest", "ExtResponse", "ExtNotification"})
 
@@ -125,6 +141,7 @@ class _Walk:
     def run(self, document: Json) -> Model:
         for name, schema in self.definitions.items():
             try:
+                _check_keywords(schema)
                 self._definition(name, schema)
             except Unreadable as error:
                 msg = f"definition {name}: {error}"
@@ -410,12 +427,6 @@ class _Walk:
         kinds = _kinds(schema)
         nullable = len(kinds) > 1 and "null" in kinds
         kind = next((kind for kind in kinds if kind != "null" or len(kinds) == 1), None)
-        if (
-            unknown := set(schema)
-            - SILENT
-            - {"type", "items", "minimum", "maximum", "minLength", "const", "properties"}
-        ):
-            raise Unreadable(f"unknown keywords {sorted(unknown)}")
         match kind:
             case None:
                 return Basic("any"), False
@@ -502,6 +513,22 @@ class _Walk:
             or snake(params.removesuffix("Request").removesuffix("Notification")),
             stable=self.stable is None or params in self.stable,
         )
+
+
+def _check_keywords(schema: Json) -> None:
+    """Raise `Unreadable` where a schema, or one inside it, has a keyword that is not understood."""
+    if unknown := set(schema) - KEYWORDS:
+        raise Unreadable(f"unknown keywords {sorted(unknown)}")
+    for closing in ("additionalProperties", "unevaluatedProperties"):
+        if schema.get(closing) is False:
+            raise Unreadable(f"{closing} is false: unknown members are no longer welcome")
+    inner = [schema[key] for key in ("items", "not", "additionalProperties") if key in schema]
+    inner += schema.get("properties", {}).values()
+    for key in ("allOf", "anyOf", "oneOf"):
+        inner += schema.get(key, [])
+    for part in inner:
+        if isinstance(part, dict):
+            _check_keywords(cast("Json", part))
 
 
 def _kinds(schema: Json) -> list[str]:

@@ -383,9 +383,10 @@ class _Writer:
         yield ""
 
     def _all(self) -> Iterator[str]:
-        names = sorted([*self.model.entries, "METHODS", "FORGIVING", "CHOICES"])
+        names = [*self.model.entries, "METHODS", "FORGIVING", "CHOICES"]
+        names += ["UNSET", "Unknown", "UnknownUpdate", "UnsetType"]
         yield "__all__ = ["
-        for name in names:
+        for name in sorted(names):
             yield f'"{name}",'
         yield "]"
 
