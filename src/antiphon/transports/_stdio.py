@@ -136,10 +136,11 @@ def _redirect_text() -> None:
 class StdioTransport(StreamTransport):
     """Frames over this process's own standard input and output; satisfies `Transport`.
 
-    `start` calls `secure_stdio`. The end of the input is `connection_lost(None)`; the output stays
-    open after it, so that answers to what was read can still be sent, until `aclose`. Whatever
-    standard input and output are is fine: pipes, sockets (one socket for both too), terminals,
-    files, the null device. There is one such transport in the life of a process.
+    `start` calls `secure_stdio`. The end of standard input is `input_ended`: the output stays open,
+    so that what was read can still be answered, until `aclose`. A client that no longer takes our
+    output is `connection_lost`. Whatever standard input and output are is fine: pipes, sockets (one
+    socket for both too), terminals, files, the null device. There is one such transport in the life
+    of a process.
 
     Args:
         limits: `frame_bytes` is used.
@@ -188,7 +189,9 @@ class StdioTransport(StreamTransport):
     def _input_over(self, error: OSError | None) -> None:
         if error is not None:
             self._failure = _closed_by(error, "reading standard input failed")
-        self._finish()
+            self._finish()
+        elif self._receiver is not None:
+            self._receiver.input_ended()
 
     def _output_failed(self, error: OSError) -> None:
         self._close_writer()

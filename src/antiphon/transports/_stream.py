@@ -99,8 +99,7 @@ class StreamTransport:
         self._lost = True
         if not self._closing:
             self._close_reader()
-            if error is not None:
-                self._close_writer()
+            self._close_writer()
         self._receiver.connection_lost(error)
 
     async def _flush(self, seconds: float) -> bool:
