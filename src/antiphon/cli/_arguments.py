@@ -1,0 +1,247 @@
+"""What can be typed: the subcommands, their options, their help, and the way to their modules.
+
+Imports argparse and nothing heavy; a subcommand's module is imported when it is chosen. A wrong
+command line is exit code 2, with one line on standard error and, under `--json`, the result line
+that a script waits for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from antiphon._version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["UsageError", "dispatch"]
+
+_ABOUT = """\
+Antiphon speaks the Agent Client Protocol, in both roles.
+
+  antiphon demo                      watch an agent and a client run a whole turn
+  antiphon prompt --agent CMD TEXT   ask any ACP agent something
+  antiphon run MODULE:AGENT          serve your own agent to an editor
+  antiphon rules                     one page: how to write agents and clients with this library
+"""
+
+_CODES = """\
+exit codes:
+  0    the turn ended with end_turn
+  1    it ended with any other stop reason (max_tokens, refusal, cancelled, …)
+  2    the command line is wrong
+  3    the agent could not be started, or died; its exit status and last words are shown
+  4    the agent broke the protocol or answered with an error (login and version included)
+  5    a time limit was met
+  130  interrupted (Ctrl-C; once cancels the turn, twice stops at once)
+"""
+
+_PROMPT_ABOUT = """\
+Run one turn of an ACP agent. The agent's text goes to standard output, everything else (its
+thoughts, plan, tool calls, questions) to standard error. The agent may read files below --cwd;
+what it wants to write or run is decided by --permissions.
+"""
+
+_JSON_HELP = (
+    'one JSON object a line on standard output: {"type": "update", …} for each update, '
+    'exactly as on the wire, and last {"type": "result", …}'
+)
+
+
+class UsageError(Exception):
+    """The command line is wrong: what a person should read, in one sentence."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises `UsageError` where argparse would print and leave the process."""
+
+    def error(self, message: str) -> NoReturn:
+        usage = self.format_usage()
+        raise UsageError(f"{usage}{self.prog}: {message}")
+
+
+def dispatch(argv: Sequence[str] | None) -> int:
+    """Parse and run; returns the exit code."""
+    started = time.monotonic()
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = _parser().parse_args(words)
+        options.started = started
+        command: Callable[[argparse.Namespace], int] = options.command
+        return command(options)
+    except UsageError as error:
+        return _refuse(str(error), as_json="--json" in words)
+    except SystemExit as leaving:
+        # argparse leaves this way after --help and --version.
+        return leaving.code if isinstance(leaving.code, int) else 0
+    except BrokenPipeError:
+        _forget_stdout()
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(prog="antiphon", description=_ABOUT, formatter_class=raw, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> _Parser:
+        command = commands.add_parser(
+            name, help=text, description=text, formatter_class=raw, allow_abbrev=False
+        )
+        command.set_defaults(command=run)
+        return command
+
+    demo = add("demo", _demo, "run a whole turn with the agent that comes along; proves its work")
+    demo.description = (
+        "Start the demo agent as a process of its own, in a temporary folder with a small Python\n"
+        "module whose test fails, and let it repair the module: streamed text and thoughts, a plan,\n"
+        "tool calls, a permission, files and a terminal lent by the client. At the end the test is\n"
+        "run once more, independently. Needs no model and no network."
+    )
+    demo.epilog = "exit code 0 only if the turn ended well and the repaired test passes"
+    demo.add_argument(
+        "--cwd",
+        metavar="DIR",
+        help="the session's folder (default: a temporary one with the broken module in it); "
+        "in a folder without that module the agent works elsewhere and changes nothing",
+    )
+    demo.add_argument("--json", action="store_true", help=_JSON_HELP)
+    demo.add_argument("--timeout", type=_seconds, metavar="S", help="give up after S seconds")
+
+    prompt = add("prompt", _prompt, "run one turn of any ACP agent")
+    prompt.description = _PROMPT_ABOUT
+    prompt.epilog = _CODES
+    prompt.add_argument("text", metavar="TEXT", help="the prompt; - reads standard input")
+    prompt.add_argument(
+        "--agent",
+        metavar='"CMD ARGS"',
+        help="how to start the agent, in one word (default: the demo agent)",
+    )
+    prompt.add_argument(
+        "--cwd", metavar="DIR", default=".", help="the session's folder (default: here)"
+    )
+    prompt.add_argument("--json", action="store_true", help=_JSON_HELP)
+    prompt.add_argument(
+        "--permissions",
+        choices=("ask", "allow", "deny"),
+        help="what the agent may write and run, and how its permission requests are answered "
+        "(default: ask on a terminal, else deny)",
+    )
+    prompt.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="S",
+        help="bound the whole run, from start-up to shutdown, to S seconds",
+    )
+    prompt.add_argument(
+        "--silence",
+        type=_seconds,
+        metavar="S",
+        default=600.0,
+        help="give up when the agent says nothing for S seconds (default: 600)",
+    )
+    prompt.add_argument(
+        "--record", metavar="FILE", help="keep every frame of the wire in FILE, as NDJSON"
+    )
+    prompt.add_argument(
+        "--verbose", action="store_true", help="show the agent's standard error as it comes"
+    )
+
+    run = add("run", _run, "serve an agent of your own on standard input and output")
+    run.description = (
+        "Import MODULE with the current folder first on the path and serve AGENT: an Agent, a class\n"
+        "of one, or a function that returns one. The descriptors are made safe before the import:\n"
+        "nothing your code prints can reach the wire."
+    )
+    run.epilog = "exit codes: 0 the client left or SIGTERM; 1 no agent there; 2 wrong command line"
+    run.add_argument("agent", metavar="MODULE:AGENT", help="e.g. echo:Echo or my.package:make()")
+
+    add("rules", _rules, "print the usage rules: one page on agents and clients with this library")
+
+    agent = add("demo-agent", _demo_agent, "the agent of the demo, on standard input and output")
+    agent.description = (
+        "A scripted coding agent without a model: it repairs one small Python module and can be\n"
+        "asked anything. Start it from a client, not from a shell."
+    )
+    agent.add_argument(
+        "--pace",
+        type=_pace,
+        metavar="S",
+        default=0.02,
+        help="seconds between two pieces of text (default: 0.02)",
+    )
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from antiphon.cli._demo import run
+
+    return run(options)
+
+
+def _prompt(options: argparse.Namespace) -> int:
+    from antiphon.cli._prompt import run
+
+    return run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from antiphon.cli._run import run
+
+    return run(options)
+
+
+def _rules(options: argparse.Namespace) -> int:
+    from antiphon.cli._rules import run
+
+    return run(options)
+
+
+def _demo_agent(options: argparse.Namespace) -> int:
+    from antiphon.cli._demo_agent import run
+
+    return run(options)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _pace(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 60:
+        raise ValueError
+    return value
+
+
+# argparse names the type in its message: "invalid number of seconds value: 'x'".
+_seconds.__name__ = _pace.__name__ = "number of seconds"
+
+
+def _refuse(message: str, *, as_json: bool) -> int:
+    print(message, file=sys.stderr)
+    if as_json:
+        from antiphon.cli._outcome import Failure, Outcome
+        from antiphon.cli._output import Output
+
+        last = message.rsplit("\n", 1)[-1]
+        outcome = Outcome(failure=Failure(kind="usage", message=last))
+        Output().line(outcome.as_json(with_text=True))
+    return 2
+
+
+def _forget_stdout() -> None:
+    # What is still buffered would fail once more at exit, with a message and exit code 120.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)

@@ -1,0 +1,122 @@
+"""Asking with nothing but the terminal: the options as numbered lines, the answer as one line.
+
+`_pleasant` does the same with prompt-toolkit where that is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from antiphon.cli._output import readable
+from antiphon.cli._plain import change_lines
+
+if TYPE_CHECKING:
+    from antiphon.cli._view import Question
+
+__all__ = ["PlainAsker", "can_ask", "headline"]
+
+_MAX_CHANGE_LINES = 60
+
+
+def can_ask() -> bool:
+    """Whether there is a person to ask: standard input and standard error are a terminal."""
+    try:
+        return sys.stdin.isatty() and sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        # Closed, or never there (`<&-`).
+        return False
+
+
+def headline(question: Question) -> str:
+    """The question in one line."""
+    match question.kind:
+        case "write":
+            return f"The agent wants to write: {question.tool.name}"
+        case "execute":
+            return f"The agent wants to run: {question.tool.name}"
+        case _:
+            return f"The agent asks: {question.tool.name}"
+
+
+class PlainAsker:
+    """Shows the question on standard error and reads the answer from the terminal."""
+
+    def __init__(self, *, cwd: str) -> None:
+        self._cwd = cwd
+
+    async def choose(self, question: Question) -> str | None:
+        """The chosen option's key, or None at end of input. Cancellable at any time."""
+        terminal = _open_terminal()
+        if terminal is None:
+            _show("There is no terminal to ask on.\n")
+            return None
+        try:
+            _show(self._text(question))
+            while True:
+                _show("> ")
+                line = await _read_line(terminal)
+                if line is None:
+                    _show("\n")
+                    return None
+                key = _chosen(question, line.strip())
+                if key is not None:
+                    return key
+                _show(f"Please answer with a number from 1 to {len(question.options)}.\n")
+        finally:
+            os.close(terminal)
+
+    def _text(self, question: Question) -> str:
+        lines = [headline(question)]
+        for change in question.tool.changes:
+            lines += [f"  {line}" for line in change_lines(change, self._cwd, _MAX_CHANGE_LINES)]
+        command = question.tool.command
+        if command and command != question.tool.name:
+            lines.append(f"  $ {command}")
+        lines += [
+            f"  {number}. {name}" for number, (_, name, _) in enumerate(question.options, start=1)
+        ]
+        return readable("\n".join(lines)) + "\n"
+
+
+def _chosen(question: Question, answer: str) -> str | None:
+    if answer.isdecimal() and 1 <= int(answer) <= len(question.options):
+        return question.options[int(answer) - 1][0]
+    # A unique beginning of one label will do as well; "y" and "n" do not pretend to be options.
+    fitting = [key for key, name, _ in question.options if name.lower().startswith(answer.lower())]
+    return fitting[0] if answer and len(fitting) == 1 else None
+
+
+def _open_terminal() -> int | None:
+    """A descriptor of the terminal: standard input where it is one, else the controlling one."""
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        if sys.stdin.isatty():
+            return os.dup(sys.stdin.fileno())
+    with contextlib.suppress(OSError):
+        return os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    return None
+
+
+async def _read_line(terminal: int) -> str | None:
+    """One line from the terminal in its usual line mode; None at end of input."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(terminal, ready.set)
+    try:
+        await ready.wait()
+        # The terminal's line discipline hands out whole lines, so this does not block.
+        data = os.read(terminal, 4096)
+    except OSError:
+        return None
+    finally:
+        loop.remove_reader(terminal)
+    return data.decode("utf-8", "replace") if data else None
+
+
+def _show(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()

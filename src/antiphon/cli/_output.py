@@ -1,0 +1,105 @@
+"""Standard output as bytes: agent text or JSON lines, flushed at once, and safe to lose.
+
+A reader that goes away (`| head`) is no error of ours and no traceback: the stream is marked lost,
+later writes vanish, and whoever runs the turn is told, so that it can be stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Output", "readable", "update_line"]
+
+# What some readers take for the end of a line, raw inside JSON: a carriage return can only stand
+# between tokens there, the other three only inside strings.
+_LINE_ENDS = re.compile(rb"\r|\xc2\x85|\xe2\x80[\xa8\xa9]")
+_AS_JSON = {
+    b"\r": b" ",
+    b"\xc2\x85": rb"\u0085",
+    b"\xe2\x80\xa8": rb"\u2028",
+    b"\xe2\x80\xa9": rb"\u2029",
+}
+# C0 and C1 controls but tab and newline, and DEL: what can move a cursor or talk to a terminal.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Output:
+    """Standard output of this process.
+
+    Attributes:
+        lost: nobody reads any more (closed pipe), or it cannot be written to (disk full, closed).
+        on_lost: called once when that is found out.
+    """
+
+    def __init__(self, on_lost: Callable[[], None] | None = None) -> None:
+        self.on_lost = on_lost
+        # Under `>&-` the interpreter has no stdout at all.
+        self.lost = sys.stdout is None  # pyright: ignore[reportUnnecessaryComparison]
+        #: Whether a person looks at it directly.
+        self.is_terminal = not self.lost and sys.stdout.isatty()
+
+    def write(self, data: bytes) -> None:
+        """Write and flush all of it; never raises for a stream that cannot be written to."""
+        if self.lost:
+            return
+        try:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        except (OSError, ValueError):
+            self._lose()
+
+    def text(self, text: str) -> None:
+        """Write text as UTF-8, lone surrogates as U+FFFD; without controls on a terminal."""
+        if self.is_terminal:
+            text = readable(text)
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            data = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+        self.write(data)
+
+    def line(self, value: dict[str, Any]) -> None:
+        """Write one JSON object as a line."""
+        self.write(one_line(msgspec.json.encode(value)) + b"\n")
+
+    def _lose(self) -> None:
+        self.lost = True
+        try:
+            # What is still buffered would fail once more at exit, with a message and code 120.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.close(null)
+        except OSError:
+            pass
+        if self.on_lost is not None:
+            self.on_lost()
+
+
+def update_line(raw: bytes) -> bytes:
+    """The line of `--json` for an update: its own bytes, unknown members and `_meta` included.
+
+    Only what a reader of lines could trip over is written differently, with the same value: a
+    carriage return between tokens as a space, U+0085, U+2028 and U+2029 as escapes.
+    """
+    return b'{"type":"update","update":' + one_line(raw) + b"}\n"
+
+
+def one_line(data: bytes) -> bytes:
+    """The same JSON text without anything that any reader takes for the end of a line."""
+    return _LINE_ENDS.sub(lambda found: _AS_JSON[found[0]], data)
+
+
+def readable(text: str) -> str:
+    """Text from elsewhere, safe to show on a terminal: control characters become U+FFFD.
+
+    An agent must not be able to move our cursor, rename the window or fill the clipboard.
+    """
+    return _CONTROLS.sub("\ufffd", text.replace("\r\n", "\n"))

@@ -1,0 +1,146 @@
+"""`antiphon prompt`: one turn of any ACP agent, for people and for scripts.
+
+Here the command line becomes a `Job`; running it is `_turn`'s work.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from antiphon.cli._arguments import UsageError
+from antiphon.cli._ask import can_ask
+from antiphon.cli._outcome import Failure, Outcome
+from antiphon.cli._output import Output
+
+if TYPE_CHECKING:
+    import argparse
+
+    from antiphon.cli._decide import Policy
+
+__all__ = ["demo_agent_command", "folder", "run"]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the turn; the exit codes are `_outcome`'s."""
+    argv = _agent_command(options.agent)
+    cwd = folder(options.cwd)
+    record = _record(options.record)
+    policy: Policy = options.permissions or ("ask" if can_ask() else "deny")
+    reason = f"--permissions {policy}" if options.permissions else f"{policy} without a terminal"
+    output = Output()
+    deadline = None if options.timeout is None else options.started + options.timeout
+    text = _text(options.text, deadline)
+
+    from antiphon.cli._turn import Job, Run, report
+
+    if text is None:
+        failure = Failure(
+            kind="timeout", message=f"Standard input did not end within {options.timeout:g} s."
+        )
+        outcome = Outcome(failure=failure)
+        return report(outcome, output=output, as_json=options.json, with_text=True)
+
+    from antiphon.cli._decide import Decider
+    from antiphon.cli._show import choose_asker, choose_display
+    from antiphon.cli._view import View
+
+    display = choose_display(output, cwd=cwd, quiet=options.json)
+    view = View(display)
+    decider = Decider(policy, view, choose_asker(cwd=cwd), reason=reason)
+    job = Job(
+        argv=argv,
+        cwd=cwd,
+        text=text,
+        started=options.started,
+        timeout=options.timeout,
+        silence=options.silence,
+        record=record,
+        verbose=options.verbose,
+        as_json=options.json,
+    )
+    try:
+        outcome = Run(job, output=output, view=view, decider=decider).play()
+    finally:
+        display.close()
+    return report(outcome, output=output, as_json=options.json, with_text=True)
+
+
+def demo_agent_command(*more: str) -> list[str]:
+    """How to start the demo agent: this interpreter, this library.
+
+    With the safe path, so that nothing in the current folder is taken for the library; unless the
+    library itself is found by the current folder.
+    """
+    import antiphon
+
+    here = Path(antiphon.__file__).resolve().parents[1] == Path.cwd().resolve()
+    return [sys.executable, *([] if here else ["-P"]), "-m", "antiphon", "demo-agent", *more]
+
+
+def folder(text: str) -> str:
+    """The session's folder as an absolute path. Raises `UsageError` for one that is none."""
+    path = os.path.realpath(text)
+    if not os.path.isdir(path):  # noqa: PTH112  (a path with odd bytes stays text)
+        problem = "is no folder" if os.path.lexists(path) else "does not exist"
+        raise UsageError(f"antiphon: --cwd {text} {problem}")
+    return path
+
+
+def _agent_command(text: str | None) -> list[str]:
+    if text is None:
+        return demo_agent_command()
+    try:
+        argv = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"antiphon prompt: --agent {text!r}: {error}") from None
+    if not argv:
+        raise UsageError("antiphon prompt: --agent is empty")
+    return argv
+
+
+def _record(text: str | None) -> str | None:
+    """The record file, tried out now: nothing should start if it cannot be kept."""
+    if text is None:
+        return None
+    try:
+        with open(text, "ab"):  # noqa: PTH123
+            pass
+    except OSError as error:
+        raise UsageError(f"antiphon prompt: --record {text}: {error.strerror}") from None
+    return text
+
+
+def _text(text: str, deadline: float | None) -> str | None:
+    """The prompt; None if standard input did not end in time."""
+    if text == "-":
+        data = _standard_input(deadline)
+        if data is None:
+            return None
+        text = data.decode("utf-8", "replace")
+    # Arguments that are no UTF-8 hold lone surrogates, which no frame can carry.
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if not text.strip():
+        raise UsageError("antiphon prompt: the prompt is empty")
+    return text
+
+
+def _standard_input(deadline: float | None) -> bytes | None:
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
+        raise UsageError("antiphon prompt: standard input is closed")
+    descriptor = sys.stdin.fileno()
+    pieces: list[bytes] = []
+    while True:
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                return None
+        piece = os.read(descriptor, 65536)
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)

@@ -1,0 +1,107 @@
+"""`antiphon run MODULE:AGENT`: serve somebody's agent on standard input and output.
+
+The descriptors are secured before the module is imported, so that nothing it prints, at import or
+later, can reach the wire; the serving itself is `serve_stdio`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from antiphon.cli._arguments import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from antiphon import Agent
+
+__all__ = ["run"]
+
+
+class _NoAgentError(Exception):
+    """There is nothing to serve; the text says why."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until the client leaves or SIGTERM: 0. 1 if there is no such agent."""
+    module, name = _split(options.agent)
+
+    from antiphon.transports import secure_stdio
+
+    secure_stdio()
+    # As `python -m` does it: the folder one is in comes first.
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109  (sys.path holds text)
+    agent = _find(module, name)
+    if agent is None:
+        return 1
+
+    from antiphon import serve_stdio
+
+    with contextlib.suppress(KeyboardInterrupt):
+        serve_stdio(agent)
+    return 0
+
+
+def _split(text: str) -> tuple[str, str]:
+    module, colon, name = text.partition(":")
+    name = name.removesuffix("()")
+    if module.endswith(".py") and colon:
+        hint = module.removesuffix(".py").replace("/", ".").lstrip(".")
+        raise UsageError(f"antiphon run: {text!r} names a file; try {hint}:{name}")
+    words = [*module.split("."), *name.split(".")]
+    if not colon or not all(word.isidentifier() for word in words):
+        raise UsageError(f"antiphon run: {text!r} is not MODULE:AGENT, e.g. echo:Echo")
+    return module, name
+
+
+def _find(module_name: str, name: str) -> Agent | None:
+    """The agent, or None after saying on standard error why there is none."""
+    try:
+        return _made(module_name, name)
+    except _NoAgentError as error:
+        print(f"antiphon run: {error}", file=sys.stderr)
+        return None
+
+
+def _made(module_name: str, name: str) -> Agent:
+    from antiphon import Agent
+
+    try:
+        module = importlib.import_module(module_name)
+    except BaseException:  # noqa: BLE001  (somebody else's code; sys.exit() at import is no exit of ours)
+        traceback.print_exc()
+        raise _NoAgentError(f"cannot import {module_name!r}: see above") from None
+    found: object = module
+    for word in name.split("."):
+        try:
+            found = getattr(found, word)
+        except AttributeError:
+            others = _agents_in(vars(module))
+            raise _NoAgentError(f"there is no {name!r} in {module_name!r}{others}") from None
+    if not isinstance(found, Agent) and callable(found):
+        try:
+            found = found()
+        except BaseException:  # noqa: BLE001  (as above)
+            traceback.print_exc()
+            raise _NoAgentError(f"{module_name}:{name} could not be made: see above") from None
+    if isinstance(found, Agent):
+        return found
+    raise _NoAgentError(f"{module_name}:{name} is no Agent but {type(found).__name__!r}")
+
+
+def _agents_in(names: dict[str, object]) -> str:
+    from antiphon import Agent
+
+    agents = [
+        name
+        for name, value in names.items()
+        if not name.startswith("_")
+        and (isinstance(value, Agent) or (isinstance(value, type) and issubclass(value, Agent)))
+        and value is not Agent
+    ]
+    return f"; its agents: {', '.join(sorted(agents))}" if agents else ""

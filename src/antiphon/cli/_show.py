@@ -1,0 +1,62 @@
+"""Which display and which way of asking: the pleasant ones where a person watches and they are installed.
+
+The only place that knows of both; the extra `cli` itself is imported in `_pleasant`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from antiphon.cli._ask import PlainAsker
+from antiphon.cli._plain import Plain
+from antiphon.cli._view import Quiet
+
+if TYPE_CHECKING:
+    from antiphon.cli._decide import Asker
+    from antiphon.cli._output import Output
+    from antiphon.cli._view import Display
+
+__all__ = ["choose_asker", "choose_display"]
+
+
+def choose_display(
+    output: Output, *, cwd: str, quiet: bool = False, on_stdout: bool = False
+) -> Display:
+    """A display for this run.
+
+    `quiet` is `--json`. `on_stdout` shows everything on standard output (the demo); else only the
+    agent's text goes there.
+    """
+    if quiet:
+        return Quiet()
+    aside = sys.stdout if on_stdout else sys.stderr
+    if _is_lively(aside):
+        try:
+            from antiphon.cli._pleasant import Pleasant
+        except ImportError:
+            pass
+        else:
+            return Pleasant(output, aside, cwd=cwd)
+    return Plain(output, aside, cwd=cwd)
+
+
+def choose_asker(*, cwd: str) -> Asker:
+    """Somebody to put questions to a person."""
+    if _is_lively(sys.stderr) and _is_lively(sys.stdin):
+        try:
+            from antiphon.cli._pleasant import PleasantAsker
+        except ImportError:
+            pass
+        else:
+            return PleasantAsker(cwd=cwd)
+    return PlainAsker(cwd=cwd)
+
+
+def _is_lively(stream: object) -> bool:
+    """Whether it is a terminal that can do more than print lines."""
+    try:
+        return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"  # type: ignore[attr-defined]
+    except (AttributeError, ValueError):
+        return False

@@ -1,0 +1,328 @@
+"""One run: start an agent, one session, one turn, end the agent; whatever happens, within bounds.
+
+`demo` and `prompt` are both this, with different surroundings. What may end a run early is here and
+nowhere else: the time limit of the whole run, the silence limit, an interrupt, a reader that went
+away. Each of them first cancels the turn, so that the agent can put its tools away, then leaves it,
+then kills its process group; no process is left behind. What the turn *is*, `antiphon.spawn` and
+`Session.prompt` know; how it looks, the `View`; what a failure means, `_outcome`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from antiphon import Client, Limits, spawn
+from antiphon._errors import AuthRequired
+from antiphon.cli._outcome import TIMEOUT, Failure, Outcome, explain
+from antiphon.cli._output import readable, update_line
+from antiphon.cli._services import LentFiles, LentTerminals
+from antiphon.schema import v1_unstable as v1
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+    from antiphon import AgentPeer, Session, Update
+    from antiphon.cli._decide import Decider
+    from antiphon.cli._output import Output
+    from antiphon.cli._view import View
+
+__all__ = ["Job", "Run", "report"]
+
+#: From `session/cancel` to leaving the turn, for an agent that does not answer it.
+CANCEL_GRACE = 5.0
+#: The end of the run is bounded even where nothing else works (a terminal that takes no output).
+LAST_RESORT = 3.0
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """What is to be run.
+
+    `started` is when the command was called (`time.monotonic`): `timeout` counts from there.
+    """
+
+    argv: list[str]
+    cwd: str
+    text: str
+    started: float
+    timeout: float | None = None
+    silence: float | None = 600.0
+    record: str | None = None
+    verbose: bool = False
+    as_json: bool = False
+
+
+class Run:
+    """One run of a `Job`; `play` may be called once."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        output: Output,
+        view: View,
+        decider: Decider,
+        afterwards: Callable[[Outcome], Awaitable[None]] | None = None,
+        on_update: Callable[[Update], None] | None = None,
+    ) -> None:
+        self.outcome = Outcome()
+        self._job = job
+        self._output = output
+        self._view = view
+        self._decider = decider
+        self._afterwards = afterwards
+        self._on_update = on_update
+        self._main: asyncio.Task[None] | None = None
+        self._agent: AgentPeer | None = None
+        self._session: Session | None = None
+        self._terminals: LentTerminals | None = None
+        self._turn_is_open = False
+        self._why: Failure | None = None
+        self._interrupts = 0
+        self._heard = 0.0
+        self._asides: set[asyncio.Task[None]] = set()
+
+    def play(self) -> Outcome:
+        """Run to the end and say how it went. Blocks; must be called in the main thread."""
+        with asyncio.Runner() as runner:
+            runner.run(self._play())
+        return self.outcome
+
+    # -- the run and its bounds
+
+    async def _play(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._heard = loop.time()
+        self._output.on_lost = self._output_lost
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupted)
+        main = self._main = asyncio.create_task(self._one_turn())
+        with self._bounds(loop):
+            await asyncio.wait({main})
+        self._conclude(main)
+
+    @contextlib.contextmanager
+    def _bounds(self, loop: asyncio.AbstractEventLoop) -> Generator[None]:
+        timers: list[asyncio.TimerHandle] = []
+        last_resort: threading.Timer | None = None
+        if self._job.timeout is not None:
+            left = self._left()
+            timers.append(loop.call_later(left - self._reserve(), self._timed_out))
+            timers.append(loop.call_later(left, self._kill))
+            last_resort = threading.Timer(left + LAST_RESORT, self._abandon)
+            last_resort.daemon = True
+            last_resort.start()
+        watch = asyncio.create_task(self._watch_silence())
+        try:
+            yield
+        finally:
+            watch.cancel()
+            for timer in timers:
+                timer.cancel()
+            if last_resort is not None:
+                last_resort.cancel()
+
+    def _left(self) -> float:
+        """Seconds to the end of the run."""
+        assert self._job.timeout is not None
+        return max(self._job.started + self._job.timeout - time.monotonic(), 0.01)
+
+    def _reserve(self) -> float:
+        """What the end of a run that times out may take: for cancelling and for closing."""
+        return min(2.0, 0.1 * (self._job.timeout or 0.0))
+
+    def _conclude(self, main: asyncio.Task[None]) -> None:
+        outcome = self.outcome
+        error = None if main.cancelled() else main.exception()
+        if self._why is not None:
+            outcome.failure = self._why
+        elif error is not None:
+            outcome.failure = self._explain(error)
+            if outcome.failure is None:
+                raise error
+        if outcome.failure is not None:
+            outcome.stop_reason = None
+        outcome.permissions = self._decider.requests
+
+    # -- what ends it early
+
+    def _stop(self, why: Failure, grace: float) -> None:
+        """End the run because of `why`; the first reason counts."""
+        if self.outcome.stop_reason is not None or self._why is not None or self._main is None:
+            return
+        self._why = why
+        if self._session is not None and self._turn_is_open:
+            self._aside(self._session.cancel())
+            asyncio.get_running_loop().call_later(grace, self._main.cancel)
+        else:
+            self._main.cancel()
+
+    def _kill(self) -> None:
+        """No more time: closing that is cancelled kills the agent's process group at once."""
+        if self._main is not None:
+            self._main.cancel()
+
+    def _timed_out(self) -> None:
+        limit = f"{self._job.timeout:g} s"
+        what = {
+            (False, False): f"The agent was not ready within {limit}.",
+            (True, False): f"The agent did not open a session within {limit}.",
+            (True, True): f"The turn did not end within {limit}.",
+        }[self._agent is not None, self._session is not None]
+        self._stop(self._with_stderr(Failure(kind="timeout", message=what)), self._reserve() / 2)
+
+    def _interrupted(self) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1 or self.outcome.stop_reason is not None:
+            self._kill()
+            return
+        if self._turn_is_open:
+            self._view.display.note("cancelling the turn; interrupt again to stop at once")
+        self._stop(Failure(kind="interrupted", message="Interrupted."), CANCEL_GRACE)
+
+    def _output_lost(self) -> None:
+        # Nobody reads the answer: like an interrupt, but without anybody to tell.
+        why = Failure(kind="interrupted", message="Standard output was closed.")
+        self._stop(why, CANCEL_GRACE)
+
+    async def _watch_silence(self) -> None:
+        limit = self._job.silence
+        if limit is None:
+            return
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(max(self._heard + limit - loop.time(), 0.01))
+            if self._decider.pending or (self._terminals is not None and self._terminals.busy):
+                # A person is thinking, or a command of ours is running: that is no silence.
+                self._heard = loop.time()
+            elif loop.time() - self._heard >= limit:
+                message = f"The agent said nothing for {limit:g} s."
+                self._stop(self._with_stderr(Failure(kind="timeout", message=message)), 5.0)
+                return
+
+    def _abandon(self) -> None:
+        # In a thread of its own: the event loop itself hangs, so this is all that can still be done.
+        process = None if self._agent is None else self._agent.process
+        if process is not None and process.exit_status is None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+        os._exit(TIMEOUT)
+
+    # -- the run itself
+
+    async def _one_turn(self) -> None:
+        job, outcome = self._job, self.outcome
+        guard = self._decider.guard
+        terminals = self._terminals = LentTerminals(
+            job.cwd, guard=guard, heard=self._hear, show=self._view.display.output
+        )
+        client = Client(
+            files=LentFiles(job.cwd, guard=guard, heard=self._hear),
+            terminals=terminals,
+            permissions=self._decider.permission,
+            on_update=self._update,
+        )
+        # `self._stop` has waited already for an answer to `session/cancel`.
+        limits = Limits(cancel_backstop=0.0)
+        if job.timeout is not None:
+            # One bound for the whole run takes the place of those of its parts.
+            startup = max(self._left() - self._reserve(), 0.01)
+            limits = msgspec.structs.replace(limits, startup_timeout=startup, request_timeout=None)
+        async with spawn(
+            job.argv,
+            client=client,
+            limits=limits,
+            record=job.record,
+            stderr=self._agent_stderr if job.verbose else None,
+        ) as agent:
+            self._agent = agent
+            outcome.agent = _name(agent)
+            self._session = session = await agent.new_session(cwd=job.cwd)
+            outcome.session_id = session.session_id
+            async with session.prompt(job.text) as turn:
+                self._turn_is_open = True
+                async for _ in turn:
+                    # `_update` has seen it; iterating only keeps the turn's queue empty.
+                    pass
+            self._turn_is_open = False
+            outcome.stop_reason = str(turn.stop_reason)
+            if self._afterwards is not None:
+                await self._afterwards(outcome)
+
+    def _hear(self) -> None:
+        self._heard = asyncio.get_running_loop().time()
+
+    def _update(self, update: Update) -> None:
+        self._hear()
+        self.outcome.updates += 1
+        if update.kind == "agent_message_chunk":
+            self.outcome.text.append(update.text)
+        if self._job.as_json:
+            self._output.write(update_line(update.raw))
+        if self._on_update is not None:
+            self._on_update(update)
+        self._view.show(update)
+
+    def _agent_stderr(self, line: str) -> None:
+        self._view.display.note(f"stderr: {line.rstrip()}")
+
+    def _explain(self, error: BaseException) -> Failure | None:
+        failure = explain(error)
+        if isinstance(error, AuthRequired) and failure is not None and self._agent is not None:
+            ways = _ways_to_log_in(self._agent, self._job.argv)
+            failure = msgspec.structs.replace(failure, message=f"{failure.message}\n{ways}")
+        return None if failure is None else self._with_stderr(failure)
+
+    def _with_stderr(self, failure: Failure) -> Failure:
+        """The failure with the agent's last words, where it has none of its own."""
+        process = None if self._agent is None else self._agent.process
+        if process is None or failure.stderr:
+            return failure
+        return msgspec.structs.replace(failure, stderr=process.stderr_tail)
+
+    def _aside(self, work: Awaitable[None]) -> None:
+        async def quietly() -> None:
+            # The link may be gone already, which ends the turn by itself.
+            with contextlib.suppress(Exception):
+                await work
+
+        task = asyncio.ensure_future(quietly())
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
+
+
+def report(outcome: Outcome, *, output: Output, as_json: bool, with_text: bool) -> int:
+    """Write the last line, tell a person about a failure, and return the exit code."""
+    if as_json:
+        output.line(outcome.as_json(with_text=with_text))
+    if outcome.failure is not None and sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"antiphon: {readable(outcome.failure.text())}\n")
+            sys.stderr.flush()
+    return outcome.exit_code
+
+
+def _name(agent: AgentPeer) -> str | None:
+    info = agent.info
+    return None if info is None else f"{info.title or info.name} {info.version}".strip()
+
+
+def _ways_to_log_in(agent: AgentPeer, argv: list[str]) -> str:
+    lines: list[str] = []
+    for method in agent.initialize_result.auth_methods or ():
+        about = f": {method.description}" if method.description else ""
+        if isinstance(method, v1.AuthMethodTerminal):
+            command = " ".join([*argv, *(method.args or [])])
+            about += f" (run `{command}` in a terminal)"
+        lines.append(f"  - {method.name} [{method.id}]{about}")
+    if not lines:
+        return "It names no way to log in; see its own documentation."
+    return "\n".join(["Its ways to log in:", *lines, "Log in with the agent's own tools first."])

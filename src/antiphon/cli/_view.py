@@ -1,0 +1,262 @@
+"""What a turn looks like from outside: updates folded into things that can be shown.
+
+A display (`_plain`, `_pleasant`) is told of messages, plans and tool calls as they are *now*; here is
+the bookkeeping that makes it so. It believes no agent to be tidy: a tool call may be announced
+twice, never, or only by the permission request about it (quirks 14, 15), and a terminal may be one
+that nobody here started (quirk 22). Colours, lines and windows are the display's business.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from antiphon.schema import v1_unstable as v1
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from antiphon import Update
+
+__all__ = [
+    "Display",
+    "FileChange",
+    "PlanLine",
+    "Question",
+    "Quiet",
+    "ToolView",
+    "View",
+    "block_text",
+]
+
+
+class FileChange(msgspec.Struct, frozen=True):
+    """One diff of a tool call; `old` is None for a new file."""
+
+    path: str
+    old: str | None
+    new: str
+
+
+class PlanLine(msgspec.Struct, frozen=True):
+    """One entry of the plan; status and priority as on the wire."""
+
+    content: str
+    status: str
+    priority: str
+
+
+class ToolView(msgspec.Struct, kw_only=True):
+    """A tool call as it is now, put together from everything that was said about it."""
+
+    id: str
+    title: str = ""
+    kind: str = "other"
+    status: str = "pending"
+    locations: tuple[str, ...] = ()
+    changes: tuple[FileChange, ...] = ()
+    terminals: tuple[str, ...] = ()
+    text: str = ""
+    command: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Completed or failed."""
+        return self.status in {"completed", "failed"}
+
+    @property
+    def name(self) -> str:
+        """The title, or what stands in for one that was never given."""
+        return self.title or self.command or self.id
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that has to be decided before the agent may go on.
+
+    `kind` is "permission" (the agent asks), "write" or "execute" (it is about to do it).
+    """
+
+    kind: str
+    tool: ToolView
+    #: (key, label, wire kind) of each choice; the wire kind tells allowing from rejecting.
+    options: tuple[tuple[str, str, str], ...]
+
+
+class Display(Protocol):
+    """What shows a turn. Called on the event loop, in the order of the wire; must not raise."""
+
+    def begin(self, *, title: str, facts: Sequence[tuple[str, str]]) -> None:
+        """The run starts: a heading and (label, value) lines."""
+
+    def message(self, text: str) -> None:
+        """The next piece of the agent's text."""
+
+    def thought(self, text: str) -> None:
+        """The next piece of its reasoning."""
+
+    def plan(self, lines: Sequence[PlanLine]) -> None:
+        """The whole plan as it is now."""
+
+    def tool(self, tool: ToolView) -> None:
+        """A tool call began or changed."""
+
+    def output(self, terminal_id: str, text: str) -> None:
+        """The next piece of what a terminal printed."""
+
+    def usage(self, used: int, size: int, cost: str) -> None:
+        """How full the context is; `cost` is "" or an amount with its currency."""
+
+    def note(self, text: str) -> None:
+        """One line about anything else."""
+
+    def decided(self, question: Question, answer: str, *, allowed: bool, reason: str) -> None:
+        """A question was answered; `reason` says by what ("--permissions deny"), "" by a person."""
+
+    def suspend(self) -> None:
+        """Leave the terminal alone until `resume`: a person is being asked."""
+
+    def resume(self) -> None:
+        """Undo `suspend`."""
+
+    def end(self, lines: Sequence[tuple[bool | None, str]]) -> None:
+        """The run is over: (good, bad or neither; text) lines."""
+
+    def close(self) -> None:
+        """Give the terminal back. Idempotent."""
+
+
+class Quiet:
+    """The display of `--json`: the lines on standard output say everything."""
+
+    def begin(self, *, title: str, facts: Sequence[tuple[str, str]]) -> None: ...
+    def message(self, text: str) -> None: ...
+    def thought(self, text: str) -> None: ...
+    def plan(self, lines: Sequence[PlanLine]) -> None: ...
+    def tool(self, tool: ToolView) -> None: ...
+    def output(self, terminal_id: str, text: str) -> None: ...
+    def usage(self, used: int, size: int, cost: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def decided(self, question: Question, answer: str, *, allowed: bool, reason: str) -> None: ...
+    def suspend(self) -> None: ...
+    def resume(self) -> None: ...
+    def end(self, lines: Sequence[tuple[bool | None, str]]) -> None: ...
+    def close(self) -> None: ...
+
+
+class View:
+    """The tool calls of a run by session and id, and the way from an update to the display."""
+
+    def __init__(self, display: Display) -> None:
+        self.display = display
+        self._tools: dict[tuple[str, str], ToolView] = {}
+
+    def show(self, update: Update) -> None:
+        """Fold one update in and show what it changed."""
+        display, value = self.display, update.value
+        match value:
+            case v1.AgentMessageChunk():
+                display.message(block_text(value.content))
+            case v1.AgentThoughtChunk():
+                display.thought(block_text(value.content))
+            case v1.ToolCall() | v1.ToolCallUpdate():
+                display.tool(self.fold(update.session_id, value))
+                for terminal_id, text in _display_only_output(value.meta):
+                    display.output(terminal_id, text)
+            case v1.Plan():
+                display.plan([PlanLine(e.content, e.status, e.priority) for e in value.entries])
+            case v1.UsageUpdate():
+                cost = value.cost
+                amount = f"{cost.amount:g} {cost.currency}" if isinstance(cost, v1.Cost) else ""
+                display.usage(value.used, value.size, amount)
+            case v1.CurrentModeUpdate():
+                display.note(f"mode: {value.current_mode_id}")
+            case v1.SessionInfoUpdate() if isinstance(value.title, str):
+                display.note(f"title: {value.title}")
+            case v1.Notice():
+                display.note(": ".join(filter(None, (value.severity, value.title))))
+            case v1.AvailableCommandsUpdate():
+                names = ", ".join(f"/{command.name}" for command in value.available_commands)
+                display.note(f"commands: {names}"[:200])
+            case v1.UserMessageChunk() | v1.SessionInfoUpdate() | v1.ConfigOptionUpdate():
+                pass
+            case _:
+                display.note(f"update: {update.kind}")
+
+    def fold(self, session_id: str, call: v1.ToolCall | v1.ToolCallUpdate) -> ToolView:
+        """What is known of a tool call now that `call` says this about it."""
+        key = (session_id, call.tool_call_id)
+        tool = self._tools.get(key)
+        if tool is None:
+            tool = self._tools[key] = ToolView(id=call.tool_call_id)
+        # Absent and null both mean "as before" here (acp-v1 §4); a list replaces the whole list.
+        if isinstance(call.title, str):
+            tool.title = call.title
+        if isinstance(call.kind, str):
+            tool.kind = call.kind
+        if isinstance(call.status, str):
+            tool.status = call.status
+        if isinstance(call.locations, list) and call.locations:
+            tool.locations = tuple(_location(location) for location in call.locations)
+        if isinstance(call.content, list) and call.content:
+            self._content(tool, call.content)
+        tool.command = _command(call.raw_input) or tool.command
+        return tool
+
+    def _content(self, tool: ToolView, content: Sequence[Any]) -> None:
+        changes: list[FileChange] = []
+        terminals: list[str] = []
+        text: list[str] = []
+        for item in content:
+            match item:
+                case v1.Diff():
+                    old = item.old_text if isinstance(item.old_text, str) else None
+                    changes.append(FileChange(item.path, old, item.new_text))
+                case v1.Terminal():
+                    terminals.append(item.terminal_id)
+                case v1.Content():
+                    text.append(block_text(item.content))
+                case _:
+                    pass
+        tool.changes, tool.terminals, tool.text = tuple(changes), tuple(terminals), "\n".join(text)
+
+
+def block_text(block: object) -> str:
+    """The text of a content block, or a few words in its place."""
+    match block:
+        case v1.TextContent():
+            return block.text
+        case v1.ResourceLink():
+            return f"[{block.name}]({block.uri})"
+        case v1.ImageContent() | v1.AudioContent():
+            return f"[{block.mime_type}, {len(block.data) * 3 // 4:,} bytes]"
+        case v1.EmbeddedResource():
+            return f"[{block.resource.uri}]"
+        case _:
+            return ""
+
+
+def _location(location: v1.ToolCallLocation) -> str:
+    line = location.line
+    return f"{location.path}:{line}" if isinstance(line, int) and line else location.path
+
+
+def _command(raw_input: Any) -> str:
+    """The command line in a tool's own input, whose shape the protocol leaves open."""
+    match raw_input:
+        case {"command": str(line)}:
+            return line
+        case {"command": [*words]} if all(isinstance(word, str) for word in words):
+            return shlex.join(words)
+        case _:
+            return ""
+
+
+def _display_only_output(meta: Any) -> list[tuple[str, str]]:
+    """Output of a terminal that the agent runs itself and streams in `_meta` (quirk 22)."""
+    match meta:
+        case {"terminal_output": {"terminal_id": str(terminal_id), "data": str(data)}}:
+            return [(terminal_id, data)]
+        case _:
+            return []
