@@ -91,20 +91,26 @@ class Agent(AgentHandlers):
     async def set_session_mode(
         self, params: v1_unstable.SetSessionModeRequest, ctx: Context
     ) -> v1.SetSessionModeResponse:
-        """Change the mode: by default served for the modes of `capabilities`, which are kept per
-        session (`ctx.session().modes`); others are refused before (R1-119)."""
+        """Change the mode; by default served for the declared modes.
+
+        The state is kept per session (`ctx.session().modes`); unknown modes are refused before
+        (R1-119).
+        """
         del params, ctx
         return v1.SetSessionModeResponse()
 
     async def set_session_config_option(
         self, params: v1_unstable.SetSessionConfigOptionRequest, ctx: Context
     ) -> v1.SetSessionConfigOptionResponse:
-        """Change an option: by default served for the options of `capabilities`, which are kept per
-        session (`ctx.session().config_options`); unknown ones are refused before (R1-120, R1-121)."""
+        """Change an option; by default served for the declared options.
+
+        They are kept per session (`ctx.session().config_options`); unknown options and values are
+        refused before (R1-120, R1-121).
+        """
         options = ctx.session().config_options if isinstance(ctx, AgentContext) else None
         for option in options or ():
             if getattr(option, "id", None) == params.config_id:
-                option.current_value = params.value  # type: ignore[assignment, union-attr]
+                option.current_value = params.value
         return v1_unstable.SetSessionConfigOptionResponse(config_options=options or [])
 
     # -------------------------------------------------------------- for overriding handlers
@@ -140,7 +146,7 @@ class Agent(AgentHandlers):
 
     def advertised(self, *, unstable: bool) -> v1_unstable.AgentCapabilities:
         """The capabilities to send."""
-        from antiphon.schema import decode, encode  # noqa: PLC0415  (once a connection)
+        from antiphon.schema import decode, encode
 
         tree = agent_tree(
             self.capabilities,

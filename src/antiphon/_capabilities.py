@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from antiphon.schema import Method, v1, v1_unstable
 
 __all__ = ["Capabilities"]
@@ -61,7 +62,10 @@ _CLIENT: dict[str, tuple[str, Any]] = {
     "compaction": ("session.compaction", {}),
     "terminal_auth": ("auth.terminal", True),
 }
-_CLIENT_UNSTABLE: dict[str, tuple[str, Any]] = {"plan": ("plan", {}), "subagents": ("subagents", {})}
+_CLIENT_UNSTABLE: dict[str, tuple[str, Any]] = {
+    "plan": ("plan", {}),
+    "subagents": ("subagents", {}),
+}
 
 #: Gates whose value is a boolean on the wire; all others are objects.
 _BOOLEAN_GATES = frozenset(

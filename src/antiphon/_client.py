@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 from antiphon._capabilities import Capabilities, client_tree
@@ -13,6 +12,8 @@ from antiphon.sessions import as_observer, find_extensions
 from antiphon.sessions._methods import table
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from antiphon.runtime import Context
     from antiphon.services import Files, Terminals
     from antiphon.sessions import AgentPeer, Extensions, Observer
@@ -127,7 +128,7 @@ class Client(ClientHandlers):
 
     def advertised(self, *, unstable: bool) -> v1_unstable.ClientCapabilities:
         """The capabilities to send."""
-        from antiphon.schema import decode, encode  # noqa: PLC0415  (once a connection)
+        from antiphon.schema import decode, encode
 
         tree = client_tree(
             self.capabilities,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +16,8 @@ from antiphon.schema import v1
 from antiphon.sessions import AgentPeer, ClientPeer
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from types import TracebackType
 
     from antiphon._agent import Agent
@@ -79,7 +79,7 @@ class Connecting:
 
 
 class _Options:
-    def __init__(  # noqa: PLR0913  (a record)
+    def __init__(
         self,
         client: Client | None,
         limits: Limits | None,
@@ -104,7 +104,7 @@ def _recorder(record: Record | None) -> tuple[Recorder | None, Callable[[str, by
     return recorder, recorder
 
 
-def spawn(  # noqa: PLR0913  (options of a connection, keyword-only)
+def spawn(
     argv: Sequence[str],
     *,
     client: Client | None = None,
@@ -149,16 +149,14 @@ def spawn(  # noqa: PLR0913  (options of a connection, keyword-only)
     options = _Options(client, limits, record, authenticate, unstable=unstable)
 
     def make() -> Transport:
-        from antiphon.transports import ProcessTransport  # noqa: PLC0415  (loads process handling)
+        from antiphon.transports import ProcessTransport
 
-        return ProcessTransport(
-            list(argv), cwd=cwd, env=env, stderr=stderr, limits=options.limits
-        )
+        return ProcessTransport(list(argv), cwd=cwd, env=env, stderr=stderr, limits=options.limits)
 
     return Connecting(make, options)
 
 
-def connect(  # noqa: PLR0913  (options of a connection, keyword-only)
+def connect(
     transport: Transport,
     *,
     client: Client | None = None,
@@ -213,7 +211,7 @@ async def run_stdio(
     what is read from stdin is empty (DESIGN §3.8). What was printed before the call has reached the
     client: `antiphon run MODULE:AGENT` secures the descriptors before it imports your code.
     """
-    from antiphon.transports import StdioTransport  # noqa: PLC0415  (only an agent needs it)
+    from antiphon.transports import StdioTransport
 
     await serve(agent, StdioTransport(limits), unstable=unstable, limits=limits, record=record)
 
@@ -238,13 +236,13 @@ def serve_stdio(
     Raises:
         MissingExtra: uvloop was asked for and is not installed.
     """
-    from antiphon.transports import secure_stdio  # noqa: PLC0415
+    from antiphon.transports import secure_stdio
 
     secure_stdio()
     factory = None
     if uvloop:
         try:
-            from uvloop import new_event_loop as factory  # noqa: PLC0415  (an extra)
+            from uvloop import new_event_loop as factory
         except ImportError:
             raise MissingExtra("fast", "uvloop") from None
 

@@ -16,15 +16,18 @@ Rules that live here, all of them and only here:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable  # noqa: TC003  (msgspec reads annotations of no struct here, but readers of __annotations__ do)
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from antiphon._errors import LimitExceeded, RemoteProtocolError, RequestError
-from antiphon.core._framer import Fault
-from antiphon.core._limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from antiphon.core._framer import Fault
+    from antiphon.core._limits import Limits
 
 __all__ = [
     "Event",
@@ -248,7 +251,7 @@ class Protocol:
         text = frame
         if not isinstance(error, msgspec.ValidationError):
             # Lone surrogates are refused by the strict decoder even inside raw values.
-            from antiphon.schema import repair_text  # noqa: PLC0415  (only needed for bad frames)
+            from antiphon.schema import repair_text
 
             text = repair_text(frame)
         try:
@@ -271,7 +274,7 @@ class Protocol:
     def _refuse_object(self, value: Any) -> Event:
         if not isinstance(value, dict):
             return self._refuse(-32600, "Invalid request", None, {"reason": "not an object"})
-        members: dict[str, Any] = value
+        members = cast("dict[str, Any]", value)
         id_ = members.get("id")
         legal = isinstance(id_, (int, str)) and not isinstance(id_, bool)
         raw = _encode(id_) if legal else None
@@ -409,7 +412,7 @@ def _name(method: str) -> bytes:
     known = _names.get(method)
     if known is None:
         known = _encode(method)
-        if len(_names) < 256:  # noqa: PLR2004  (names come from our own side only; a bound all the same)
+        if len(_names) < 256:
             _names[method] = known
     return known
 

@@ -246,7 +246,7 @@ class Connection:
         record = self._record
         for frame in frames:
             try:
-                if type(frame) is not bytes:
+                if not isinstance(frame, bytes):
                     self._dispatch(protocol.receive_fault(frame))
                     continue
                 if record is not None:

@@ -5,12 +5,13 @@ Routers are built from the method table by `antiphon.sessions`; this module only
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from antiphon._errors import ConnectionClosed
     from antiphon.runtime._connection import InboundCall
     from antiphon.runtime._context import Context

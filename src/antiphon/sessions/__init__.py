@@ -3,8 +3,11 @@
 Leaves storage to the journal and the wire to `runtime`. Importing it loads the protocol's types.
 """
 
-from antiphon.sessions._agent_peer import AgentPeer, ClientContext, SessionOpening, as_observer
-from antiphon.sessions._client_peer import AgentContext, AgentSession, ClientPeer
+from antiphon.sessions._agent_peer import AgentPeer, SessionOpening
+from antiphon.sessions._agent_router import AgentContext
+from antiphon.sessions._agent_session import AgentSession
+from antiphon.sessions._client_peer import ClientPeer
+from antiphon.sessions._client_router import ClientContext, as_observer
 from antiphon.sessions._extension import Extensions, extension, find_extensions
 from antiphon.sessions._inbox import Observer, Subscription
 from antiphon.sessions._session import PromptOutcome, PromptTurn, Session

@@ -1,19 +1,17 @@
-"""The client's side of a connection: the agent as seen from here, and the routing of what it sends."""
+"""The client's side of a connection: the agent as seen from here."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from antiphon._errors import (
     CapabilityError,
     ConnectionClosed,
-    InvalidParams,
     LimitExceeded,
     LocalProtocolError,
     RemoteProtocolError,
@@ -21,96 +19,31 @@ from antiphon._errors import (
     VersionMismatch,
 )
 from antiphon._handlers import AgentCalls
-from antiphon.runtime import (
-    Connection,
-    Context,
-    FutureCall,
-    InboundCall,
-    NoticeRoute,
-    OutboundCall,
-    RequestRoute,
-)
+from antiphon.runtime import Connection, FutureCall
 from antiphon.schema import UNSET, UnsetType, decode, decode_result, encode, v1, v1_unstable
-from antiphon.sessions._extension import Extensions, extension_routes
-from antiphon.sessions._inbox import Inbox, Observer
+from antiphon.sessions._client_router import ClientHandlersLike, ClientRouter
 from antiphon.sessions._methods import (
     allowed_by,
     default_timeout,
-    encode_result_of,
     refuse_unstable,
     table,
     tree_of,
 )
-from antiphon.sessions._session import PromptTurn, Session
-from antiphon.sessions._update import Update
+from antiphon.sessions._session import Session
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
     from types import TracebackType
 
     from antiphon.core import Limits
-    from antiphon.schema import Method
+    from antiphon.sessions._inbox import Inbox
     from antiphon.transports import Transport
 
-__all__ = ["AgentPeer", "ClientContext", "ClientHandlersLike", "SessionOpening"]
+__all__ = ["AgentPeer", "SessionOpening"]
 
 log = logging.getLogger("antiphon.client")
 
 PROTOCOL_VERSION = 1
-_CANCELLED = b'{"outcome":{"outcome":"cancelled"}}'
-
-
-class ClientHandlersLike(Protocol):
-    """What this module needs of a `Client`."""
-
-    def find_handler(self, name: str) -> Callable[[Any, Any], Awaitable[Any]] | None:
-        """The handler of that name, or None where it is not implemented."""
-
-    def extensions(self) -> Extensions:
-        """The extension methods by wire name."""
-        ...
-
-    def observers(self, peer: AgentPeer) -> Sequence[Observer]:
-        """Who watches the updates of all sessions of a connection."""
-        ...
-
-    def advertised(self, *, unstable: bool) -> v1_unstable.ClientCapabilities:
-        """The capabilities to send."""
-        ...
-
-    async def sessions_closed(self, session_ids: Sequence[str]) -> None:
-        """Let go of what was lent to these sessions (terminals)."""
-
-
-class ClientContext(Context):
-    """What a client's handler is given: who asks, and for which session.
-
-    Attributes:
-        peer: the agent; calls on it may be made from a handler without deadlock.
-    """
-
-    __slots__ = ("peer",)
-
-    def __init__(  # noqa: PLR0913  (a record)
-        self,
-        connection: Connection,
-        method: str,
-        session_id: str,
-        raw: Any,
-        call: InboundCall | None,
-        peer: AgentPeer,
-    ) -> None:
-        super().__init__(connection, method, session_id, raw, call)
-        self.peer = peer
-
-    @property
-    def session(self) -> Session | None:
-        """The session, if it is known here."""
-        return self.peer.sessions.get(self.session_id)
-
-    @property
-    def roots(self) -> Sequence[str]:
-        session = self.session
-        return () if session is None else session.roots
 
 
 class _MarkedCall(FutureCall):
@@ -220,7 +153,7 @@ class AgentPeer(AgentCalls):
 
     initialize_result: v1_unstable.InitializeResponse
 
-    def __init__(  # noqa: PLR0913  (assembled in one place, antiphon._connect)
+    def __init__(
         self,
         transport: Transport,
         handlers: ClientHandlersLike,
@@ -235,7 +168,7 @@ class AgentPeer(AgentCalls):
         self.sessions: dict[str, Session] = {}
         self.transport = transport
         self._handlers = handlers
-        self._router = _ClientRouter(self, handlers)
+        self._router = ClientRouter(self, handlers)
         self.connection = Connection(
             transport, "client", self._router, limits=limits, record=record
         )
@@ -251,7 +184,7 @@ class AgentPeer(AgentCalls):
     async def initialize(
         self,
         client_info: v1.Implementation | None,
-        timeout: float | None,  # noqa: ASYNC109
+        timeout: float | None,
     ) -> None:
         """Open the transport and shake hands (R1-20..R1-23); called once, by `connect`.
 
@@ -320,7 +253,7 @@ class AgentPeer(AgentCalls):
         """Wait until the link is gone, whoever ended it."""
         await self.connection.wait_closed()
 
-    async def __aenter__(self) -> AgentPeer:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -369,7 +302,7 @@ class AgentPeer(AgentCalls):
         mcp_servers: Sequence[v1_unstable.McpServer] = (),
         additional_directories: Sequence[str | Path] = (),
         meta: dict[str, Any] | None = None,
-        timeout: float | None | UnsetType = UNSET,  # noqa: ASYNC109  (sent as the request's deadline)
+        timeout: float | None | UnsetType = UNSET,
     ) -> Session:
         """`session/new`.
 
@@ -536,7 +469,7 @@ class AgentPeer(AgentCalls):
         method: str,
         params: Any = None,
         *,
-        timeout: float | None | UnsetType = UNSET,  # noqa: ASYNC109  (sent as the request's deadline)
+        timeout: float | None | UnsetType = UNSET,
     ) -> Any:
         """Ask an extension method (its name starts with `_`); the result as plain JSON values."""
         _check_extension(method)
@@ -668,204 +601,3 @@ def _check_extension(method: str) -> None:
     if not method.startswith("_"):
         msg = f"an extension method starts with an underscore, not {method!r}"
         raise LocalProtocolError(msg)
-
-
-class _ClientRouter:
-    """Routes what the agent sends: updates to inboxes, requests and notifications to handlers."""
-
-    def __init__(self, peer: AgentPeer, handlers: ClientHandlersLike) -> None:
-        self._peer = peer
-        self._handlers = handlers
-        self._observers = tuple(handlers.observers(peer))
-        self._inboxes: dict[str, Inbox] = {}
-        self._unknown: dict[str, list[tuple[Any, bytes]]] = {}
-        self._unknown_count = 0
-        self._permissions: dict[str, set[InboundCall]] = {}
-        self._offered: Any = {}
-        self._routes: dict[str, RequestRoute | None] = {}
-        self._extensions = extension_routes(handlers.extensions())
-
-    def offer(self, capabilities: v1_unstable.ClientCapabilities) -> None:
-        """Remember what was advertised: only that is served (R1-9)."""
-        self._offered = tree_of(capabilities) or {}
-
-    # -------------------------------------------------------------- updates
-
-    def update_received(self, session_id: str, update: Any, frame: bytes) -> None:
-        inbox = self._inboxes.get(session_id)
-        if inbox is not None:
-            inbox.put(update, frame)
-        else:
-            self._keep_unknown(session_id, update, frame)
-
-    def _keep_unknown(self, session_id: str, update: Any, frame: bytes) -> None:
-        """Some agents send updates before the answer that names their session (quirk 12)."""
-        limit = self._peer.connection.limits.unknown_session_updates
-        if self._unknown_count >= limit:
-            log.warning("dropped an update: %d wait for sessions not known here", limit)
-            return
-        self._unknown_count += 1
-        self._unknown.setdefault(session_id, []).append((update, frame))
-
-    def open_inbox(self, session_id: str) -> Inbox:
-        """Begin to deliver for a session, what came before it was known first."""
-        inbox = self._inboxes[session_id] = Inbox(self._peer.connection, session_id)
-        for observer in self._observers:
-            inbox.observe(observer)
-        early = self._unknown.pop(session_id, ())
-        self._unknown_count -= len(early)
-        for update, frame in early:
-            inbox.put(update, frame)
-        return inbox
-
-    def close_inbox(self, session_id: str) -> None:
-        """Stop delivering for a session and give back what it held."""
-        inbox = self._inboxes.pop(session_id, None)
-        if inbox is not None:
-            inbox.end()
-            dropped = inbox.backlog.discard()
-            if dropped:
-                log.info("session %s: %d updates were not taken", session_id, dropped)
-
-    # -------------------------------------------------------------- requests
-
-    def request_route(self, method: str) -> RequestRoute | None:
-        try:
-            return self._routes[method]
-        except KeyError:
-            pass
-        if method.startswith("_"):
-            return self._extensions.requests.get(method)
-        row = table().requests["client"].get(method)
-        if row is None:  # names the peer makes up are not remembered
-            return None
-        route = self._routes[method] = self._make_route(row)
-        return route
-
-    def _make_route(self, row: Method) -> RequestRoute | None:
-        if not row.stable and not self._peer.unstable:
-            return None
-        if not allowed_by(self._offered, row.gate):
-            return None
-        handler = self._handlers.find_handler(row.handler)
-        if handler is None:
-            return None
-        params_type = row.params
-
-        def decode_params(raw: Any) -> Any:
-            return decode(params_type, b"{}" if raw is None else raw)
-
-        accept: Callable[[Any, Any], Any] | None = None
-        if row.name == "session/request_permission":
-            accept, handler = self._accept_permission, self._permission_handler(handler)
-        elif row.name == "elicitation/create":
-            accept = self._accept_elicitation
-        return RequestRoute(decode_params, handler, encode_result_of(row), accept)
-
-    def _accept_permission(self, params: Any, context: ClientContext) -> Any:
-        """Enter it where `session/cancel` finds it; answered at once in a turn being cancelled."""
-        session = context.session
-        call = context.call
-        if call is not None:
-            turn = None if session is None else session.turn
-            if turn is not None and turn.cancelling:
-                self._peer.connection.answer(call, _CANCELLED)
-            else:
-                self._permissions.setdefault(params.session_id, set()).add(call)
-        return params
-
-    def _permission_handler(
-        self, handler: Callable[[Any, Any], Awaitable[Any]]
-    ) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def ask(params: Any, context: ClientContext) -> Any:
-            try:
-                return await handler(params, context)
-            finally:
-                open_calls = self._permissions.get(params.session_id)
-                if open_calls is not None and context.call is not None:
-                    open_calls.discard(context.call)
-                    if not open_calls:
-                        del self._permissions[params.session_id]
-
-        return ask
-
-    def cancel_permissions(self, session_id: str) -> None:
-        """R1-92: every open permission request of the session is answered as cancelled."""
-        session = self._peer.sessions.get(session_id)
-        if session is not None and session.turn is not None:
-            session.turn.cancelling = True
-        for call in self._permissions.pop(session_id, ()):
-            self._peer.connection.answer(call, _CANCELLED)
-
-    def _accept_elicitation(self, params: Any, context: ClientContext) -> Any:  # noqa: ARG002
-        """R1-128: a mode that was not advertised is refused."""
-        mode = getattr(type(params).__struct_config__, "tag", None)
-        if not allowed_by(self._offered, f"elicitation.{mode}"):
-            raise InvalidParams({"reason": "elicitation mode not advertised", "mode": mode})
-        return params
-
-    # -------------------------------------------------------------- notifications
-
-    def notice_route(self, method: str) -> NoticeRoute | None:
-        if method.startswith("_"):
-            return self._extensions.notices.get(method)
-        row = table().notifications["client"].get(method)
-        if row is None or (not row.stable and not self._peer.unstable):
-            return None
-        handler = self._handlers.find_handler(row.handler)
-        if handler is None or not allowed_by(self._offered, row.gate):
-            return None
-        params_type = row.params
-
-        def decode_params(raw: Any) -> Any:
-            return decode(params_type, b"{}" if raw is None else raw)
-
-        return NoticeRoute(decode_params, handle=cast("Any", handler))
-
-    # -------------------------------------------------------------- the rest of Router
-
-    def context(
-        self, method: str, raw: Any, params: Any, call: InboundCall | None
-    ) -> ClientContext:
-        session_id = getattr(params, "session_id", "")
-        return ClientContext(
-            self._peer.connection,
-            method,
-            session_id if isinstance(session_id, str) else "",
-            raw,
-            call,
-            self._peer,
-        )
-
-    def cancelled(self, call: InboundCall) -> bool:
-        """A permission request that is withdrawn is answered as cancelled (acp-v1 §7, §20)."""
-        if call.method == "session/request_permission":
-            for calls in self._permissions.values():
-                calls.discard(call)
-            return self._peer.connection.answer(call, _CANCELLED)
-        return False
-
-    def connection_lost(self, error: ConnectionClosed) -> None:
-        for inbox in list(self._inboxes.values()):
-            inbox.end()
-        self._unknown.clear()
-
-
-def as_observer(
-    handler: Callable[[Any, Any], Awaitable[None]], peer_of: Callable[[], Any]
-) -> Observer:
-    """An overridden `session_update(params, ctx)` as an observer of updates."""
-
-    async def observe(update: Update) -> None:
-        meta = update.meta
-        params = v1_unstable.SessionNotification(
-            session_id=update.session_id,
-            update=update.value,
-            meta=UNSET if not isinstance(meta, Mapping) else dict(cast("Mapping[str, Any]", meta)),
-        )
-        context = ClientContext(
-            peer.connection, "session/update", update.session_id, update.encoded, None, peer
-        )
-        await handler(params, context)
-
-    return observe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from antiphon._errors import CapabilityError
-from antiphon.sessions._methods import allowed_by
+from antiphon.sessions._methods import allowed_by, tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ _GATED = {"image": "image", "audio": "audio", "resource": "embeddedContext"}
 def as_block(content: str | v1.ContentBlock) -> v1.ContentBlock:
     """Text becomes a text block, a block stays what it is."""
     if isinstance(content, str):
-        from antiphon.schema import v1  # noqa: PLC0415  (kept out of import time)
+        from antiphon.schema import v1
 
         return v1.TextContent(text=content)
     return content
@@ -38,19 +38,13 @@ def as_blocks(
 
 def blocks_text(blocks: Sequence[Any]) -> str:
     """The text blocks of a prompt, joined by line ends."""
-    return "\n".join(block.text for block in blocks if _kind(block) == "text")
-
-
-def _kind(block: Any) -> str:
-    config = getattr(block, "__struct_config__", None)
-    tag = None if config is None else config.tag
-    return tag if isinstance(tag, str) else ""
+    return "\n".join(block.text for block in blocks if tag_of(block) == "text")
 
 
 def missing_capability(blocks: Sequence[Any], tree: Any) -> str | None:
     """The first prompt capability the blocks need that an agent's capability tree lacks."""
     for block in blocks:
-        needed = _GATED.get(_kind(block))
+        needed = _GATED.get(tag_of(block))
         if needed is not None and not allowed_by(tree, f"promptCapabilities.{needed}"):
             return needed
     return None

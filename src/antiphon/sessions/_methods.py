@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -18,6 +18,7 @@ __all__ = [
     "encode_result_of",
     "refuse_unstable",
     "table",
+    "tag_of",
     "tree_of",
 ]
 
@@ -81,11 +82,11 @@ def allowed_by(capabilities: Any, gate: str | None) -> bool:
     """
     if gate is None:
         return True
-    node = capabilities
+    node: Any = capabilities
     for name in gate.split("."):
         if not isinstance(node, Mapping):
             return False
-        node = node.get(name)
+        node = cast("Mapping[str, Any]", node).get(name)
     return node is True or isinstance(node, Mapping)
 
 
@@ -129,3 +130,10 @@ def _required_members(result: Any) -> bool:
         return any(field.required for field in msgspec.structs.fields(result))
     except TypeError:  # a union: every variant has its tag
         return True
+
+
+def tag_of(value: Any) -> str:
+    """The tag of a variant, "" for what has none (e.g. `UnknownUpdate`)."""
+    config = getattr(value, "__struct_config__", None)
+    tag = None if config is None else config.tag
+    return tag if isinstance(tag, str) else ""

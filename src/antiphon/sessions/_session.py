@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import msgspec
 
@@ -55,7 +55,7 @@ class PromptOutcome(msgspec.Struct, frozen=True):
         """The agent's message, put together from its chunks."""
         return "".join(update.text for update in self.updates)
 
-    def __iter__(self) -> Generator[Any, None, None]:
+    def __iter__(self) -> Iterator[Any]:
         yield self.updates
         yield self.response
 
@@ -111,7 +111,7 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
     # -------------------------------------------------------------- the user's side
 
     def send(self) -> None:
-        """Send the prompt. Raises `TurnInProgress`, `CapabilityError`, `ConnectionClosed`, …"""
+        """Send the prompt. Raises `TurnInProgress`, `CapabilityError` or `ConnectionClosed`."""
         session = self.session
         if self._queue is not None:
             msg = "this prompt was sent already; make a new one"
@@ -176,7 +176,7 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
             self._raised = True
             raise self._error
         if self.response is None:
-            from antiphon.schema import v1_unstable  # noqa: PLC0415  (loaded by now; kept out of import time)
+            from antiphon.schema import v1_unstable
 
             self.response = decode_result(v1_unstable.PromptResponse, self._raw)
 
@@ -191,10 +191,10 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         except asyncio.CancelledError:
             await self._leave()
             raise
-        assert self.response is not None  # noqa: S101  (iteration ends with it or raises)
+        assert self.response is not None
         return PromptOutcome(updates, self.response)
 
-    async def __aenter__(self) -> PromptTurn:
+    async def __aenter__(self) -> Self:
         self.send()
         return self
 
@@ -306,7 +306,7 @@ class Session:
         self,
         content: Prompt,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109  (the request's own deadline; nothing is awaited here)
+        timeout: float | None = None,
         meta: dict[str, Any] | None = None,
     ) -> PromptTurn:
         """A prompt, not sent yet: `await` it for the whole outcome, or iterate over it in `async with`.
@@ -316,7 +316,7 @@ class Session:
             timeout: seconds for the whole turn, None for no bound; then `RequestTimeout`.
             meta: `_meta` of the request.
         """
-        from antiphon.schema import v1  # noqa: PLC0415  (kept out of import time)
+        from antiphon.schema import v1
 
         params = v1.PromptRequest(
             session_id=self.session_id,
@@ -360,7 +360,7 @@ class Session:
 
     async def set_mode(self, mode_id: str) -> None:
         """`session/set_mode`. Raises `RequestError` (-32602 for an unknown mode)."""
-        from antiphon.schema import v1  # noqa: PLC0415
+        from antiphon.schema import v1
 
         await self.peer.request(
             v1.SetSessionModeRequest(session_id=self.session_id, mode_id=mode_id)
@@ -372,7 +372,7 @@ class Session:
         value: str | bool,  # noqa: FBT001  (a value of the protocol, not a switch)
     ) -> list[v1_unstable.SessionConfigOption]:
         """`session/set_config_option`; returns the full list of options as they are now."""
-        from antiphon.schema import v1  # noqa: PLC0415
+        from antiphon.schema import v1
 
         params = v1.SetSessionConfigOptionRequest(
             session_id=self.session_id,

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import msgspec
 
@@ -23,9 +22,10 @@ from antiphon._errors import (
 )
 from antiphon.schema import UNSET, UnsetType, encode, v1, v1_unstable
 from antiphon.sessions._content import as_block, blocks_text
-from antiphon.sessions._methods import allowed_by
+from antiphon.sessions._methods import allowed_by, tag_of
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable, Sequence
     from types import TracebackType
 
     from antiphon.runtime import InboundCall
@@ -189,7 +189,7 @@ class Turn:
 
     async def _chunk(
         self,
-        kind: type[v1.AgentMessageChunk] | type[v1.AgentThoughtChunk],
+        kind: type[v1.AgentMessageChunk | v1.AgentThoughtChunk],
         content: str | v1.ContentBlock,
         message_id: str | None,
     ) -> None:
@@ -213,7 +213,7 @@ class Turn:
         """Tokens in context, size of the window, cost of the session so far (amount, currency)."""
         await self.session.usage(used=used, size=size, cost=cost)
 
-    def tool(  # noqa: PLR0913  (the members of a tool call)
+    def tool(
         self,
         title: str,
         *,
@@ -259,7 +259,7 @@ class Turn:
         tool_call: ToolCallVerbs | v1.ToolCallUpdate | str,
         options: Sequence[v1.PermissionOption] | None = None,
         *,
-        timeout: float | None | UnsetType = UNSET,  # noqa: ASYNC109  (sent as the request's deadline)
+        timeout: float | None | UnsetType = UNSET,
     ) -> PermissionAnswer:
         """Ask the user, and take everything but a selected allowing option for a no.
 
@@ -358,7 +358,7 @@ class Turn:
             v1.WriteTextFileRequest(session_id=self.session_id, path=path, content=content)
         )
 
-    def run(  # noqa: PLR0913  (the members of terminal/create)
+    def run(
         self,
         command: str,
         args: Sequence[str] = (),
@@ -476,7 +476,7 @@ class ToolCallVerbs:
     def id(self) -> str:
         return self.call.tool_call_id
 
-    async def __aenter__(self) -> ToolCallVerbs:
+    async def __aenter__(self) -> Self:
         await self.turn.send(self.call)
         return self
 
@@ -495,7 +495,7 @@ class ToolCallVerbs:
             if kind is None:
                 raise
 
-    async def update(  # noqa: PLR0913  (the members of the update)
+    async def update(
         self,
         *,
         status: v1.ToolCallStatus | UnsetType = UNSET,
@@ -525,7 +525,7 @@ class ToolCallVerbs:
         )
 
     async def add(self, content: Any) -> None:
-        """Add to what the call shows: a text, a content block, a diff, a `Terminal`, …"""
+        """Add to what the call shows: a text, a content block, a diff or a `Terminal`."""
         await self.update(content=[*self._content, content])
 
     async def diff(self, path: str, old_text: str | None, new_text: str) -> None:
@@ -545,7 +545,7 @@ class Terminal:
         self._params = params
         self.id = ""
 
-    async def __aenter__(self) -> Terminal:
+    async def __aenter__(self) -> Self:
         response = await self._turn.peer.request(self._params)
         self.id = response.terminal_id
         return self
@@ -653,7 +653,7 @@ def _plan_entry(entry: PlanItem) -> v1.PlanEntry:
 
 def check_offer(tree: Any, update: Any) -> None:
     """R1-36..R1-39: updates that a client must have asked for. Raises `CapabilityError`."""
-    tag = update.__struct_config__.tag
+    tag = tag_of(update)
     gate = _GATED_UPDATES.get(tag)
     if gate is not None and not allowed_by(tree, gate):
         raise CapabilityError(f"session/update {tag}", f"clientCapabilities.{gate}")

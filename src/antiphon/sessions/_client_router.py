@@ -1,0 +1,279 @@
+"""Routing what an agent sends: updates to inboxes, requests and notifications to the client's handlers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from antiphon._errors import ConnectionClosed, InvalidParams
+from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
+from antiphon.schema import UNSET, decode, v1_unstable
+from antiphon.sessions._extension import Extensions, extension_routes
+from antiphon.sessions._inbox import Inbox, Observer
+from antiphon.sessions._methods import allowed_by, encode_result_of, table, tag_of, tree_of
+
+if TYPE_CHECKING:
+    from antiphon.schema import Method
+    from antiphon.sessions._agent_peer import AgentPeer
+    from antiphon.sessions._session import Session
+    from antiphon.sessions._update import Update
+
+__all__ = ["ClientContext", "ClientHandlersLike", "ClientRouter", "as_observer"]
+
+log = logging.getLogger("antiphon.client")
+
+_CANCELLED = b'{"outcome":{"outcome":"cancelled"}}'
+
+
+class ClientHandlersLike(Protocol):
+    """What this module needs of a `Client`."""
+
+    def find_handler(self, name: str) -> Callable[[Any, Any], Awaitable[Any]] | None:
+        """The handler of that name, or None where it is not implemented."""
+
+    def extensions(self) -> Extensions:
+        """The extension methods by wire name."""
+        ...
+
+    def observers(self, peer: AgentPeer) -> Sequence[Observer]:
+        """Who watches the updates of all sessions of a connection."""
+        ...
+
+    def advertised(self, *, unstable: bool) -> v1_unstable.ClientCapabilities:
+        """The capabilities to send."""
+        ...
+
+    async def sessions_closed(self, session_ids: Sequence[str]) -> None:
+        """Let go of what was lent to these sessions (terminals)."""
+
+
+class ClientContext(Context):
+    """What a client's handler is given: who asks, and for which session.
+
+    Attributes:
+        peer: the agent; calls on it may be made from a handler without deadlock.
+    """
+
+    __slots__ = ("peer",)
+
+    def __init__(
+        self,
+        connection: Connection,
+        method: str,
+        session_id: str,
+        raw: Any,
+        call: InboundCall | None,
+        peer: AgentPeer,
+    ) -> None:
+        super().__init__(connection, method, session_id, raw, call)
+        self.peer = peer
+
+    @property
+    def session(self) -> Session | None:
+        """The session, if it is known here."""
+        return self.peer.sessions.get(self.session_id)
+
+    @property
+    def roots(self) -> Sequence[str]:
+        session = self.session
+        return () if session is None else session.roots
+
+
+class ClientRouter:
+    """Routes what the agent sends: updates to inboxes, requests and notifications to handlers."""
+
+    def __init__(self, peer: AgentPeer, handlers: ClientHandlersLike) -> None:
+        self._peer = peer
+        self._handlers = handlers
+        self._observers = tuple(handlers.observers(peer))
+        self._inboxes: dict[str, Inbox] = {}
+        self._unknown: dict[str, list[tuple[Any, bytes]]] = {}
+        self._unknown_count = 0
+        self._permissions: dict[str, set[InboundCall]] = {}
+        self._offered: Any = {}
+        self._routes: dict[str, RequestRoute | None] = {}
+        self._extensions = extension_routes(handlers.extensions())
+
+    def offer(self, capabilities: v1_unstable.ClientCapabilities) -> None:
+        """Remember what was advertised: only that is served (R1-9)."""
+        self._offered = tree_of(capabilities) or {}
+
+    # -------------------------------------------------------------- updates
+
+    def update_received(self, session_id: str, update: Any, frame: bytes) -> None:
+        inbox = self._inboxes.get(session_id)
+        if inbox is not None:
+            inbox.put(update, frame)
+        else:
+            self._keep_unknown(session_id, update, frame)
+
+    def _keep_unknown(self, session_id: str, update: Any, frame: bytes) -> None:
+        """Some agents send updates before the answer that names their session (quirk 12)."""
+        limit = self._peer.connection.limits.unknown_session_updates
+        if self._unknown_count >= limit:
+            log.warning("dropped an update: %d wait for sessions not known here", limit)
+            return
+        self._unknown_count += 1
+        self._unknown.setdefault(session_id, []).append((update, frame))
+
+    def open_inbox(self, session_id: str) -> Inbox:
+        """Begin to deliver for a session, what came before it was known first."""
+        inbox = self._inboxes[session_id] = Inbox(self._peer.connection, session_id)
+        for observer in self._observers:
+            inbox.observe(observer)
+        early = self._unknown.pop(session_id, ())
+        self._unknown_count -= len(early)
+        for update, frame in early:
+            inbox.put(update, frame)
+        return inbox
+
+    def close_inbox(self, session_id: str) -> None:
+        """Stop delivering for a session and give back what it held."""
+        inbox = self._inboxes.pop(session_id, None)
+        if inbox is not None:
+            inbox.end()
+            dropped = inbox.backlog.discard()
+            if dropped:
+                log.info("session %s: %d updates were not taken", session_id, dropped)
+
+    # -------------------------------------------------------------- requests
+
+    def request_route(self, method: str) -> RequestRoute | None:
+        try:
+            return self._routes[method]
+        except KeyError:
+            pass
+        if method.startswith("_"):
+            return self._extensions.requests.get(method)
+        row = table().requests["client"].get(method)
+        if row is None:  # names the peer makes up are not remembered
+            return None
+        route = self._routes[method] = self._make_route(row)
+        return route
+
+    def _make_route(self, row: Method) -> RequestRoute | None:
+        if not row.stable and not self._peer.unstable:
+            return None
+        if not allowed_by(self._offered, row.gate):
+            return None
+        handler = self._handlers.find_handler(row.handler)
+        if handler is None:
+            return None
+        params_type = row.params
+
+        def decode_params(raw: Any) -> Any:
+            return decode(params_type, b"{}" if raw is None else raw)
+
+        accept: Callable[[Any, Any], Any] | None = None
+        if row.name == "session/request_permission":
+            accept, handler = self._accept_permission, self._permission_handler(handler)
+        elif row.name == "elicitation/create":
+            accept = self._accept_elicitation
+        return RequestRoute(decode_params, handler, encode_result_of(row), accept)
+
+    def _accept_permission(self, params: Any, context: ClientContext) -> Any:
+        """Enter it where `session/cancel` finds it; answered at once in a turn being cancelled."""
+        session = context.session
+        call = context.call
+        if call is not None:
+            turn = None if session is None else session.turn
+            if turn is not None and turn.cancelling:
+                self._peer.connection.answer(call, _CANCELLED)
+            else:
+                self._permissions.setdefault(params.session_id, set()).add(call)
+        return params
+
+    def _permission_handler(
+        self, handler: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def ask(params: Any, context: ClientContext) -> Any:
+            try:
+                return await handler(params, context)
+            finally:
+                open_calls = self._permissions.get(params.session_id)
+                if open_calls is not None and context.call is not None:
+                    open_calls.discard(context.call)
+                    if not open_calls:
+                        del self._permissions[params.session_id]
+
+        return ask
+
+    def cancel_permissions(self, session_id: str) -> None:
+        """R1-92: every open permission request of the session is answered as cancelled."""
+        session = self._peer.sessions.get(session_id)
+        if session is not None and session.turn is not None:
+            session.turn.cancelling = True
+        for call in self._permissions.pop(session_id, ()):
+            self._peer.connection.answer(call, _CANCELLED)
+
+    def _accept_elicitation(self, params: Any, context: ClientContext) -> Any:
+        """R1-128: a mode that was not advertised is refused."""
+        mode = tag_of(params)
+        if not allowed_by(self._offered, f"elicitation.{mode}"):
+            raise InvalidParams({"reason": "elicitation mode not advertised", "mode": mode})
+        return params
+
+    # -------------------------------------------------------------- notifications
+
+    def notice_route(self, method: str) -> NoticeRoute | None:
+        if method.startswith("_"):
+            return self._extensions.notices.get(method)
+        row = table().notifications["client"].get(method)
+        if row is None or (not row.stable and not self._peer.unstable):
+            return None
+        handler = self._handlers.find_handler(row.handler)
+        if handler is None or not allowed_by(self._offered, row.gate):
+            return None
+        params_type = row.params
+
+        def decode_params(raw: Any) -> Any:
+            return decode(params_type, b"{}" if raw is None else raw)
+
+        return NoticeRoute(decode_params, handle=cast("Any", handler))
+
+    # -------------------------------------------------------------- the rest of Router
+
+    def context(
+        self, method: str, raw: Any, params: Any, call: InboundCall | None
+    ) -> ClientContext:
+        session_id = getattr(params, "session_id", "")
+        return ClientContext(
+            self._peer.connection,
+            method,
+            session_id if isinstance(session_id, str) else "",
+            raw,
+            call,
+            self._peer,
+        )
+
+    def cancelled(self, call: InboundCall) -> bool:
+        """A permission request that is withdrawn is answered as cancelled (acp-v1 §7, §20)."""
+        if call.method == "session/request_permission":
+            for calls in self._permissions.values():
+                calls.discard(call)
+            return self._peer.connection.answer(call, _CANCELLED)
+        return False
+
+    def connection_lost(self, error: ConnectionClosed) -> None:
+        for inbox in list(self._inboxes.values()):
+            inbox.end()
+        self._unknown.clear()
+
+
+def as_observer(handler: Callable[[Any, Any], Awaitable[None]], peer: AgentPeer) -> Observer:
+    """An overridden `session_update(params, ctx)` as an observer of updates."""
+
+    async def observe(update: Update) -> None:
+        meta = update.meta
+        params = v1_unstable.SessionNotification(
+            session_id=update.session_id,
+            update=update.value,
+            meta=UNSET if not isinstance(meta, Mapping) else dict(cast("Mapping[str, Any]", meta)),
+        )
+        context = ClientContext(
+            peer.connection, "session/update", update.session_id, update.encoded, None, peer
+        )
+        await handler(params, context)
+
+    return observe
