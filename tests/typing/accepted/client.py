@@ -32,8 +32,8 @@ async def main() -> None:
                     assert_type(update.value.content, v1.ContentBlock)
                 elif isinstance(update.value, UnknownUpdate):
                     print(update.raw)
-        assert_type(turn.stop_reason, str)
+        assert_type(turn.stop_reason, str | None)
         result = await session.prompt("again")
         assert_type(result.text, str)
         answer = await agent.request(v1.ListSessionsRequest())
-        assert_type(answer, v1.ListSessionsResponse)
+        assert_type(answer, v1_unstable.ListSessionsResponse)

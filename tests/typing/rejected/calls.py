@@ -7,7 +7,7 @@ from antiphon.schema import v1
 
 
 async def client() -> None:
-    async with spawn("python agent.py") as agent:  # wrong
+    async with spawn(["python", "agent.py"]) as agent:
         session = await agent.new_session(cwd=1)  # wrong
         await session.prompt(1)  # wrong
         await agent.request(v1.NewSessionResponse(session_id="s"))  # wrong
@@ -17,7 +17,7 @@ async def client() -> None:
 
 async def agent(turn: Turn) -> None:
     await turn.say(1)  # wrong
-    await turn.plan(["read"])  # wrong
+    await turn.plan([1])  # wrong
     await turn.tool("Edit", colour="red")  # wrong
     v1.ToolCall(tool_call_id="1")  # wrong
     v1.NewSessionResponse("s")  # wrong

@@ -8,10 +8,8 @@ from antiphon.schema import v1, v1_unstable
 
 
 class WrongParameter(Agent):
-    async def new_session(  # wrong
-        self, params: v1.PromptRequest, ctx: Context
-    ) -> v1.NewSessionResponse:
-        return v1.NewSessionResponse(session_id=params.session_id)
+    async def logout(self, params: str, ctx: Context) -> v1.LogoutResponse:  # wrong
+        return v1.LogoutResponse()
 
 
 class WrongResult(Agent):
