@@ -53,8 +53,6 @@ An absent member is `UNSET`, which is false in a condition. An enumeration accep
 # ruff: noqa: PYI051
 # Reason: beside `str` the words are redundant to checkers, but editors complete them.
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 from msgspec import UNSET, Meta, UnsetType, field
@@ -148,9 +146,16 @@ class _Writer:
             and not isinstance(entry.type, Words)
             and not entry_references(entry)
         )
-        for entry in self._records_in_order():
-            parts += self._record(entry)
-        parts += self._unions()
+        for entry in self._in_order():
+            match entry:
+                case Record():
+                    parts += self._record(entry)
+                case Union():
+                    parts += self._union(entry)
+                case Alias() if entry_references(entry):
+                    parts += self._aliases([entry])
+                case Alias():
+                    pass  # written above, with its like
         parts += self._tables()
         parts += self._all()
         return "\n".join(parts) + "\n"
@@ -188,21 +193,32 @@ class _Writer:
 
     # --- structs
 
-    def _records_in_order(self) -> Iterator[Record]:
-        """Bases before what derives from them."""
+    def _in_order(self) -> Iterator[Entry]:
+        """What is mentioned before what mentions it, else in the order of the JSON.
+
+        So annotations are evaluated where they stand. As strings they would be evaluated one by one
+        when a decoder is made, which costs more than all of the import.
+        """
         done: set[str] = set()
+        open_: list[str] = []
 
-        def visit(record: Record) -> Iterator[Record]:
-            if record.name in done:
+        def visit(name: str) -> Iterator[Entry]:
+            if name in open_:
+                raise ValueError(f"definitions that contain each other: {' > '.join(open_)}")
+            if name in done or name not in self.entries:
                 return
-            done.add(record.name)
-            if record.base in self.entries:
-                yield from visit(self.model.record(record.base))
-            yield record
+            open_.append(name)
+            entry = self.entries[name]
+            for below in sorted(entry_references(entry), key=list(self.model.entries).index):
+                yield from visit(below)
+            if isinstance(entry, Record) and entry.base:
+                yield from visit(entry.base)
+            open_.pop()
+            done.add(name)
+            yield entry
 
-        for entry in self.entries.values():
-            if isinstance(entry, Record):
-                yield from visit(entry)
+        for name in self.entries:
+            yield from visit(name)
 
     def _record(self, record: Record) -> Iterator[str]:
         older = self.stable.entries.get(record.name) if self.stable else None
@@ -314,33 +330,22 @@ class _Writer:
 
     # --- unions
 
-    def _unions(self) -> Iterator[str]:
-        late = [
-            entry
-            for entry in self.entries.values()
-            if isinstance(entry, Union) or (isinstance(entry, Alias) and entry_references(entry))
-        ]
-        if not late:
-            return
+    def _union(self, union: Union) -> Iterator[str]:
         yield "if TYPE_CHECKING:"
-        for entry in late:
-            yield f"    {entry.name}: TypeAlias = {self._static(entry)}"
+        yield f"    {union.name}: TypeAlias = {self._static(union)}"
         yield "else:"
-        for entry in late:
-            yield f"    {entry.name} = {self._dynamic(entry)}"
+        yield f"    {union.name} = {self._dynamic(union)}"
         yield ""
 
-    def _static(self, entry: Alias | Union) -> str:
-        if isinstance(entry, Alias):
-            return _annotation(entry.type)
+    @staticmethod
+    def _static(entry: Union) -> str:
         names = [_annotation(case.type) if case.type else "Unknown" for case in entry.cases]
         if entry.name == UPDATES:
             names.append("UnknownUpdate")
         return " | ".join(names)
 
-    def _dynamic(self, entry: Alias | Union) -> str:
-        if isinstance(entry, Alias):
-            return _annotation(entry.type)
+    @staticmethod
+    def _dynamic(entry: Union) -> str:
         if entry.tagged:
             return (
                 f"Union[{', '.join(_annotation(case.type) for case in entry.cases if case.type)}]"
@@ -364,21 +369,20 @@ class _Writer:
         yield "FORGIVING: dict[type, dict[str, str]] = {"
         if self.stable:
             yield "**v1.FORGIVING,"
-        for record in self._records_in_order():
-            flags = {f.python: f.flags for f in record.fields if f.flags}
-            if flags:
+        for record in self.entries.values():
+            fields = record.fields if isinstance(record, Record) else ()
+            if flags := {f.python: f.flags for f in fields if f.flags}:
                 yield f"{record.name}: {flags!r},"
         yield "}"
         yield '"""Lenient fields by struct: D malformed counts as absent, S bad items are left out,'
         yield 'N null counts as absent; where the field is required, "absent" means an empty list."""'
         yield ""
-        yield "CHOICES: dict[Any, tuple[tuple[Any, str | None, str | type | None], ...]] = {"
-        if self.stable:
-            yield "**v1.CHOICES,"
-        for entry in self.entries.values():
-            if isinstance(entry, Union) and not entry.tagged:
-                yield f"{entry.name}: ({', '.join(_case(case) for case in entry.cases)},),"
-        yield "}"
+        shaped = [e.name for e in self.entries.values() if isinstance(e, Union) and not e.tagged]
+        yield "if TYPE_CHECKING:"
+        yield "    CHOICES: dict[Any, tuple[tuple[Any, str | None, str | type | None], ...]]"
+        yield "else:"
+        older = "**v1.CHOICES, " if self.stable else ""
+        yield f"    CHOICES = {{{older}**{{kind: kind.cases for kind in ({', '.join(shaped)},)}}}}"
         yield '"""Unions that are resolved by shape: see `antiphon.schema._choice`."""'
         yield ""
 

@@ -11,8 +11,6 @@ Reference: https://agentclientprotocol.com/protocol/v1/schema
 # ruff: noqa: PYI051
 # Reason: beside `str` the words are redundant to checkers, but editors complete them.
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 from msgspec import UNSET, Meta, UnsetType, field
@@ -127,65 +125,15 @@ class ReadTextFileRequest(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class RequestPermissionRequest(Wire, kw_only=True):
-    """Params of `session/request_permission`. Required: `sessionId`, `toolCall`, `options`.
+class Annotations(Wire, kw_only=True):
+    """All members are optional.
 
-    https://agentclientprotocol.com/protocol/v1/schema#requestpermissionrequest
+    https://agentclientprotocol.com/protocol/v1/schema#annotations
     """
 
-    session_id: SessionId
-    tool_call: ToolCallUpdate
-    options: list[PermissionOption]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class ToolCallUpdate(Wire, kw_only=True):
-    """Required: `toolCallId`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#toolcallupdate
-    """
-
-    tool_call_id: ToolCallId
-    kind: ToolKind | None | UnsetType = UNSET
-    status: ToolCallStatus | None | UnsetType = UNSET
-    title: str | None | UnsetType = UNSET
-    name: str | None | UnsetType = UNSET
-    content: list[ToolCallContent] | None | UnsetType = UNSET
-    locations: list[ToolCallLocation] | None | UnsetType = UNSET
-    raw_input: Any | UnsetType = UNSET
-    raw_output: Any | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class Content(Wire, tag_field="type", tag="content", kw_only=True):
-    """Variant `content` of `ToolCallContent`. Required: `content`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#toolcallcontent
-    """
-
-    content: ContentBlock
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class Diff(Wire, tag_field="type", tag="diff", kw_only=True):
-    """Variant `diff` of `ToolCallContent`. Required: `path`, `newText`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#toolcallcontent
-    """
-
-    path: str
-    old_text: str | None | UnsetType = UNSET
-    new_text: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class Terminal(Wire, tag_field="type", tag="terminal", kw_only=True):
-    """Variant `terminal` of `ToolCallContent`. Required: `terminalId`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#toolcallcontent
-    """
-
-    terminal_id: TerminalId
+    audience: list[Role] | None | UnsetType = UNSET
+    last_modified: str | None | UnsetType = UNSET
+    priority: float | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -241,29 +189,6 @@ class ResourceLink(Wire, tag_field="type", tag="resource_link", kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class EmbeddedResource(Wire, tag_field="type", tag="resource", kw_only=True):
-    """Variant `resource` of `ContentBlock`. Required: `resource`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#contentblock
-    """
-
-    annotations: Annotations | None | UnsetType = UNSET
-    resource: EmbeddedResourceResource
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class Annotations(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/schema#annotations
-    """
-
-    audience: list[Role] | None | UnsetType = UNSET
-    last_modified: str | None | UnsetType = UNSET
-    priority: float | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
 class TextResourceContents(Wire, kw_only=True):
     """Required: `text`, `uri`.
 
@@ -288,6 +213,74 @@ class BlobResourceContents(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
+if TYPE_CHECKING:
+    EmbeddedResourceResource: TypeAlias = TextResourceContents | BlobResourceContents
+else:
+    EmbeddedResourceResource = choice(
+        "EmbeddedResourceResource",
+        __name__,
+        (TextResourceContents, "text", str),
+        (BlobResourceContents, "blob", str),
+    )
+
+
+class EmbeddedResource(Wire, tag_field="type", tag="resource", kw_only=True):
+    """Variant `resource` of `ContentBlock`. Required: `resource`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#contentblock
+    """
+
+    annotations: Annotations | None | UnsetType = UNSET
+    resource: EmbeddedResourceResource
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+if TYPE_CHECKING:
+    ContentBlock: TypeAlias = (
+        TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
+    )
+else:
+    ContentBlock = Union[TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource]
+
+
+class Content(Wire, tag_field="type", tag="content", kw_only=True):
+    """Variant `content` of `ToolCallContent`. Required: `content`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#toolcallcontent
+    """
+
+    content: ContentBlock
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class Diff(Wire, tag_field="type", tag="diff", kw_only=True):
+    """Variant `diff` of `ToolCallContent`. Required: `path`, `newText`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#toolcallcontent
+    """
+
+    path: str
+    old_text: str | None | UnsetType = UNSET
+    new_text: str
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class Terminal(Wire, tag_field="type", tag="terminal", kw_only=True):
+    """Variant `terminal` of `ToolCallContent`. Required: `terminalId`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#toolcallcontent
+    """
+
+    terminal_id: TerminalId
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+if TYPE_CHECKING:
+    ToolCallContent: TypeAlias = Content | Diff | Terminal
+else:
+    ToolCallContent = Union[Content, Diff, Terminal]
+
+
 class ToolCallLocation(Wire, kw_only=True):
     """Required: `path`.
 
@@ -296,6 +289,24 @@ class ToolCallLocation(Wire, kw_only=True):
 
     path: str
     line: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class ToolCallUpdate(Wire, kw_only=True):
+    """Required: `toolCallId`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#toolcallupdate
+    """
+
+    tool_call_id: ToolCallId
+    kind: ToolKind | None | UnsetType = UNSET
+    status: ToolCallStatus | None | UnsetType = UNSET
+    title: str | None | UnsetType = UNSET
+    name: str | None | UnsetType = UNSET
+    content: list[ToolCallContent] | None | UnsetType = UNSET
+    locations: list[ToolCallLocation] | None | UnsetType = UNSET
+    raw_input: Any | UnsetType = UNSET
+    raw_output: Any | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -311,6 +322,29 @@ class PermissionOption(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
+class RequestPermissionRequest(Wire, kw_only=True):
+    """Params of `session/request_permission`. Required: `sessionId`, `toolCall`, `options`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#requestpermissionrequest
+    """
+
+    session_id: SessionId
+    tool_call: ToolCallUpdate
+    options: list[PermissionOption]
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class EnvVariable(Wire, kw_only=True):
+    """Required: `name`, `value`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#envvariable
+    """
+
+    name: str
+    value: str
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
 class CreateTerminalRequest(Wire, kw_only=True):
     """Params of `terminal/create`. Required: `sessionId`, `command`.
 
@@ -323,17 +357,6 @@ class CreateTerminalRequest(Wire, kw_only=True):
     env: list[EnvVariable] | UnsetType = UNSET
     cwd: str | None | UnsetType = UNSET
     output_byte_limit: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class EnvVariable(Wire, kw_only=True):
-    """Required: `name`, `value`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#envvariable
-    """
-
-    name: str
-    value: str
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -381,74 +404,14 @@ class KillTerminalRequest(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class ElicitationFormMode(Wire, tag_field="mode", tag="form", kw_only=True):
-    """Variant `form` of `CreateElicitationRequest`. Params of `elicitation/create`. Required: `message`, `requestedSchema`. At least one of: `sessionId`, `requestId`.
+class EnumOption(Wire, kw_only=True):
+    """Required: `const`, `title`.
 
-    https://agentclientprotocol.com/protocol/v1/schema#createelicitationrequest
+    https://agentclientprotocol.com/protocol/v1/schema#enumoption
     """
 
-    message: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-    requested_schema: ElicitationSchema
-    session_id: SessionId | UnsetType = UNSET
-    tool_call_id: ToolCallId | None | UnsetType = UNSET
-    request_id: RequestId | UnsetType = UNSET
-
-    def __post_init__(self) -> None:
-        if self.session_id is UNSET and self.request_id is UNSET:
-            msg = "Object missing required field `sessionId` or `requestId`"
-            raise ValueError(msg)
-
-
-class ElicitationUrlMode(Wire, tag_field="mode", tag="url", kw_only=True):
-    """Variant `url` of `CreateElicitationRequest`. Params of `elicitation/create`. Required: `message`, `elicitationId`, `url`. At least one of: `sessionId`, `requestId`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#createelicitationrequest
-    """
-
-    message: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-    elicitation_id: ElicitationId
-    url: str
-    session_id: SessionId | UnsetType = UNSET
-    tool_call_id: ToolCallId | None | UnsetType = UNSET
-    request_id: RequestId | UnsetType = UNSET
-
-    def __post_init__(self) -> None:
-        if self.session_id is UNSET and self.request_id is UNSET:
-            msg = "Object missing required field `sessionId` or `requestId`"
-            raise ValueError(msg)
-
-
-class ElicitationSessionScope(Wire, kw_only=True):
-    """Required: `sessionId`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#elicitationsessionscope
-    """
-
-    session_id: SessionId
-    tool_call_id: ToolCallId | None | UnsetType = UNSET
-
-
-class ElicitationRequestScope(Wire, kw_only=True):
-    """Required: `requestId`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#elicitationrequestscope
-    """
-
-    request_id: RequestId
-
-
-class ElicitationSchema(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/schema#elicitationschema
-    """
-
-    type: ElicitationSchemaType | UnsetType = UNSET
-    title: str | None | UnsetType = UNSET
-    properties: dict[str, ElicitationPropertySchema] | UnsetType = UNSET
-    required: list[str] | None | UnsetType = UNSET
+    const: str
+    title: str
     description: str | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
@@ -511,33 +474,6 @@ class BooleanPropertySchema(Wire, tag_field="type", tag="boolean", kw_only=True)
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class MultiSelectPropertySchema(Wire, tag_field="type", tag="array", kw_only=True):
-    """Variant `array` of `ElicitationPropertySchema`. Required: `items`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#elicitationpropertyschema
-    """
-
-    title: str | None | UnsetType = UNSET
-    description: str | None | UnsetType = UNSET
-    min_items: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
-    max_items: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
-    items: MultiSelectItems
-    default: list[str] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class EnumOption(Wire, kw_only=True):
-    """Required: `const`, `title`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#enumoption
-    """
-
-    const: str
-    title: str
-    description: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
 class StringMultiSelectItems(Wire, tag_field="type", tag="string", kw_only=True):
     """Variant `string` of `MultiSelectItems`. Required: `enum`.
 
@@ -558,6 +494,139 @@ class TitledMultiSelectItems(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
+if TYPE_CHECKING:
+    MultiSelectItems: TypeAlias = StringMultiSelectItems | Unknown | TitledMultiSelectItems
+else:
+    MultiSelectItems = choice(
+        "MultiSelectItems",
+        __name__,
+        (StringMultiSelectItems, "type", "string"),
+        (Unknown, "type", str),
+        (TitledMultiSelectItems, None, None),
+    )
+
+
+class MultiSelectPropertySchema(Wire, tag_field="type", tag="array", kw_only=True):
+    """Variant `array` of `ElicitationPropertySchema`. Required: `items`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#elicitationpropertyschema
+    """
+
+    title: str | None | UnsetType = UNSET
+    description: str | None | UnsetType = UNSET
+    min_items: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
+    max_items: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
+    items: MultiSelectItems
+    default: list[str] | None | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+if TYPE_CHECKING:
+    ElicitationPropertySchema: TypeAlias = (
+        StringPropertySchema
+        | NumberPropertySchema
+        | IntegerPropertySchema
+        | BooleanPropertySchema
+        | MultiSelectPropertySchema
+        | Unknown
+    )
+else:
+    ElicitationPropertySchema = choice(
+        "ElicitationPropertySchema",
+        __name__,
+        (StringPropertySchema, "type", "string"),
+        (NumberPropertySchema, "type", "number"),
+        (IntegerPropertySchema, "type", "integer"),
+        (BooleanPropertySchema, "type", "boolean"),
+        (MultiSelectPropertySchema, "type", "array"),
+        (Unknown, "type", str),
+    )
+
+
+class ElicitationSchema(Wire, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/schema#elicitationschema
+    """
+
+    type: ElicitationSchemaType | UnsetType = UNSET
+    title: str | None | UnsetType = UNSET
+    properties: dict[str, ElicitationPropertySchema] | UnsetType = UNSET
+    required: list[str] | None | UnsetType = UNSET
+    description: str | None | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class ElicitationFormMode(Wire, tag_field="mode", tag="form", kw_only=True):
+    """Variant `form` of `CreateElicitationRequest`. Params of `elicitation/create`. Required: `message`, `requestedSchema`. At least one of: `sessionId`, `requestId`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#createelicitationrequest
+    """
+
+    message: str
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    requested_schema: ElicitationSchema
+    session_id: SessionId | UnsetType = UNSET
+    tool_call_id: ToolCallId | None | UnsetType = UNSET
+    request_id: RequestId | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.session_id is UNSET and self.request_id is UNSET:
+            msg = "Object missing required field `sessionId` or `requestId`"
+            raise ValueError(msg)
+
+
+class ElicitationUrlMode(Wire, tag_field="mode", tag="url", kw_only=True):
+    """Variant `url` of `CreateElicitationRequest`. Params of `elicitation/create`. Required: `message`, `elicitationId`, `url`. At least one of: `sessionId`, `requestId`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#createelicitationrequest
+    """
+
+    message: str
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    elicitation_id: ElicitationId
+    url: str
+    session_id: SessionId | UnsetType = UNSET
+    tool_call_id: ToolCallId | None | UnsetType = UNSET
+    request_id: RequestId | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.session_id is UNSET and self.request_id is UNSET:
+            msg = "Object missing required field `sessionId` or `requestId`"
+            raise ValueError(msg)
+
+
+if TYPE_CHECKING:
+    CreateElicitationRequest: TypeAlias = ElicitationFormMode | ElicitationUrlMode | Unknown
+else:
+    CreateElicitationRequest = choice(
+        "CreateElicitationRequest",
+        __name__,
+        (ElicitationFormMode, "mode", "form"),
+        (ElicitationUrlMode, "mode", "url"),
+        (Unknown, "mode", str),
+    )
+
+
+class ElicitationSessionScope(Wire, kw_only=True):
+    """Required: `sessionId`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#elicitationsessionscope
+    """
+
+    session_id: SessionId
+    tool_call_id: ToolCallId | None | UnsetType = UNSET
+
+
+class ElicitationRequestScope(Wire, kw_only=True):
+    """Required: `requestId`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#elicitationrequestscope
+    """
+
+    request_id: RequestId
+
+
 class AgentResponseResult(Wire, kw_only=True):
     """Variant of `AgentResponse`. Required: `id`, `result`.
 
@@ -566,16 +635,6 @@ class AgentResponseResult(Wire, kw_only=True):
 
     id: RequestId
     result: Any
-
-
-class AgentResponseError(Wire, kw_only=True):
-    """Variant of `AgentResponse`. Required: `id`, `error`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#agentresponse
-    """
-
-    id: RequestId
-    error: Error
 
 
 class Error(Wire, kw_only=True):
@@ -589,31 +648,25 @@ class Error(Wire, kw_only=True):
     data: Any | UnsetType = UNSET
 
 
-class InitializeResponse(Wire, kw_only=True):
-    """Result of `initialize`. Required: `protocolVersion`.
+class AgentResponseError(Wire, kw_only=True):
+    """Variant of `AgentResponse`. Required: `id`, `error`.
 
-    https://agentclientprotocol.com/protocol/v1/schema#initializeresponse
+    https://agentclientprotocol.com/protocol/v1/schema#agentresponse
     """
 
-    protocol_version: ProtocolVersion
-    agent_capabilities: AgentCapabilities | UnsetType = UNSET
-    auth_methods: list[AuthMethod] | UnsetType = UNSET
-    agent_info: Implementation | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    id: RequestId
+    error: Error
 
 
-class AgentCapabilities(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/schema#agentcapabilities
-    """
-
-    load_session: bool | UnsetType = UNSET
-    prompt_capabilities: PromptCapabilities | UnsetType = UNSET
-    mcp_capabilities: McpCapabilities | UnsetType = UNSET
-    session_capabilities: SessionCapabilities | UnsetType = UNSET
-    auth: AgentAuthCapabilities | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+if TYPE_CHECKING:
+    AgentResponse: TypeAlias = AgentResponseResult | AgentResponseError
+else:
+    AgentResponse = choice(
+        "AgentResponse",
+        __name__,
+        (AgentResponseResult, "result", object),
+        (AgentResponseError, "error", object),
+    )
 
 
 class PromptCapabilities(Wire, kw_only=True):
@@ -636,20 +689,6 @@ class McpCapabilities(Wire, kw_only=True):
 
     http: bool | UnsetType = UNSET
     sse: bool | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class SessionCapabilities(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/schema#sessioncapabilities
-    """
-
-    list: SessionListCapabilities | None | UnsetType = UNSET
-    delete: SessionDeleteCapabilities | None | UnsetType = UNSET
-    additional_directories: SessionAdditionalDirectoriesCapabilities | None | UnsetType = UNSET
-    resume: SessionResumeCapabilities | None | UnsetType = UNSET
-    close: SessionCloseCapabilities | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -698,6 +737,29 @@ class SessionCloseCapabilities(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
+class SessionCapabilities(Wire, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/schema#sessioncapabilities
+    """
+
+    list: SessionListCapabilities | None | UnsetType = UNSET
+    delete: SessionDeleteCapabilities | None | UnsetType = UNSET
+    additional_directories: SessionAdditionalDirectoriesCapabilities | None | UnsetType = UNSET
+    resume: SessionResumeCapabilities | None | UnsetType = UNSET
+    close: SessionCloseCapabilities | None | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class LogoutCapabilities(Wire, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/schema#logoutcapabilities
+    """
+
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
 class AgentAuthCapabilities(Wire, kw_only=True):
     """All members are optional.
 
@@ -708,12 +770,17 @@ class AgentAuthCapabilities(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class LogoutCapabilities(Wire, kw_only=True):
+class AgentCapabilities(Wire, kw_only=True):
     """All members are optional.
 
-    https://agentclientprotocol.com/protocol/v1/schema#logoutcapabilities
+    https://agentclientprotocol.com/protocol/v1/schema#agentcapabilities
     """
 
+    load_session: bool | UnsetType = UNSET
+    prompt_capabilities: PromptCapabilities | UnsetType = UNSET
+    mcp_capabilities: McpCapabilities | UnsetType = UNSET
+    session_capabilities: SessionCapabilities | UnsetType = UNSET
+    auth: AgentAuthCapabilities | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -743,6 +810,17 @@ class AuthMethodAgent(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
+if TYPE_CHECKING:
+    AuthMethod: TypeAlias = AuthMethodTerminal | AuthMethodAgent
+else:
+    AuthMethod = choice(
+        "AuthMethod",
+        __name__,
+        (AuthMethodTerminal, "type", "terminal"),
+        (AuthMethodAgent, None, None),
+    )
+
+
 class Implementation(Wire, kw_only=True):
     """Required: `name`, `version`.
 
@@ -752,6 +830,19 @@ class Implementation(Wire, kw_only=True):
     name: str
     title: str | None | UnsetType = UNSET
     version: str
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class InitializeResponse(Wire, kw_only=True):
+    """Result of `initialize`. Required: `protocolVersion`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#initializeresponse
+    """
+
+    protocol_version: ProtocolVersion
+    agent_capabilities: AgentCapabilities | UnsetType = UNSET
+    auth_methods: list[AuthMethod] | UnsetType = UNSET
+    agent_info: Implementation | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -773,15 +864,15 @@ class LogoutResponse(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class NewSessionResponse(Wire, kw_only=True):
-    """Result of `session/new`. Required: `sessionId`.
+class SessionMode(Wire, kw_only=True):
+    """Required: `id`, `name`.
 
-    https://agentclientprotocol.com/protocol/v1/schema#newsessionresponse
+    https://agentclientprotocol.com/protocol/v1/schema#sessionmode
     """
 
-    session_id: SessionId
-    modes: SessionModeState | None | UnsetType = UNSET
-    config_options: list[SessionConfigOption] | None | UnsetType = UNSET
+    id: SessionModeId
+    name: str
+    description: str | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -796,16 +887,41 @@ class SessionModeState(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class SessionMode(Wire, kw_only=True):
-    """Required: `id`, `name`.
+class SessionConfigSelectOption(Wire, kw_only=True):
+    """Required: `value`, `name`.
 
-    https://agentclientprotocol.com/protocol/v1/schema#sessionmode
+    https://agentclientprotocol.com/protocol/v1/schema#sessionconfigselectoption
     """
 
-    id: SessionModeId
+    value: SessionConfigValueId
     name: str
     description: str | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class SessionConfigSelectGroup(Wire, kw_only=True):
+    """Required: `group`, `name`, `options`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#sessionconfigselectgroup
+    """
+
+    group: SessionConfigGroupId
+    name: str
+    options: list[SessionConfigSelectOption]
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+if TYPE_CHECKING:
+    SessionConfigSelectOptions: TypeAlias = (
+        list[SessionConfigSelectGroup] | list[SessionConfigSelectOption]
+    )
+else:
+    SessionConfigSelectOptions = choice(
+        "SessionConfigSelectOptions",
+        __name__,
+        (list[SessionConfigSelectGroup], "group", str),
+        (list[SessionConfigSelectOption], None, None),
+    )
 
 
 class SessionConfigSelect(Wire, tag_field="type", tag="select", kw_only=True):
@@ -837,27 +953,21 @@ class SessionConfigBoolean(Wire, tag_field="type", tag="boolean", kw_only=True):
     current_value: bool
 
 
-class SessionConfigSelectOption(Wire, kw_only=True):
-    """Required: `value`, `name`.
+if TYPE_CHECKING:
+    SessionConfigOption: TypeAlias = SessionConfigSelect | SessionConfigBoolean
+else:
+    SessionConfigOption = Union[SessionConfigSelect, SessionConfigBoolean]
 
-    https://agentclientprotocol.com/protocol/v1/schema#sessionconfigselectoption
+
+class NewSessionResponse(Wire, kw_only=True):
+    """Result of `session/new`. Required: `sessionId`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#newsessionresponse
     """
 
-    value: SessionConfigValueId
-    name: str
-    description: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class SessionConfigSelectGroup(Wire, kw_only=True):
-    """Required: `group`, `name`, `options`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#sessionconfigselectgroup
-    """
-
-    group: SessionConfigGroupId
-    name: str
-    options: list[SessionConfigSelectOption]
+    session_id: SessionId
+    modes: SessionModeState | None | UnsetType = UNSET
+    config_options: list[SessionConfigOption] | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -872,17 +982,6 @@ class LoadSessionResponse(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class ListSessionsResponse(Wire, kw_only=True):
-    """Result of `session/list`. Required: `sessions`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#listsessionsresponse
-    """
-
-    sessions: list[SessionInfo]
-    next_cursor: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
 class SessionInfo(Wire, kw_only=True):
     """Required: `sessionId`, `cwd`.
 
@@ -894,6 +993,17 @@ class SessionInfo(Wire, kw_only=True):
     additional_directories: list[str] | UnsetType = UNSET
     title: str | None | UnsetType = UNSET
     updated_at: str | None | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class ListSessionsResponse(Wire, kw_only=True):
+    """Result of `session/list`. Required: `sessions`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#listsessionsresponse
+    """
+
+    sessions: list[SessionInfo]
+    next_cursor: str | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -965,17 +1075,6 @@ class AgentNotification(Wire, kw_only=True):
     params: Any | None | UnsetType = UNSET
 
 
-class SessionNotification(Wire, kw_only=True):
-    """Params of `session/update`. Required: `sessionId`, `update`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#sessionnotification
-    """
-
-    session_id: SessionId
-    update: SessionUpdate
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
 class ContentChunk(Wire, kw_only=True):
     """Required: `content`.
 
@@ -1041,6 +1140,18 @@ class ToolCallProgress(
     """
 
 
+class PlanEntry(Wire, kw_only=True):
+    """Required: `content`, `priority`, `status`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#planentry
+    """
+
+    content: str
+    priority: PlanEntryPriority
+    status: PlanEntryStatus
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
 class Plan(Wire, tag_field="sessionUpdate", tag="plan", kw_only=True):
     """Variant `plan` of `SessionUpdate`. Required: `entries`.
 
@@ -1048,6 +1159,31 @@ class Plan(Wire, tag_field="sessionUpdate", tag="plan", kw_only=True):
     """
 
     entries: list[PlanEntry]
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class UnstructuredCommandInput(Wire, kw_only=True):
+    """Required: `hint`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#unstructuredcommandinput
+    """
+
+    hint: str
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+AvailableCommandInput: TypeAlias = UnstructuredCommandInput
+
+
+class AvailableCommand(Wire, kw_only=True):
+    """Required: `name`, `description`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#availablecommand
+    """
+
+    name: str
+    description: str
+    input: AvailableCommandInput | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -1091,6 +1227,17 @@ class SessionInfoUpdate(Wire, tag_field="sessionUpdate", tag="session_info_updat
 
     title: str | None | UnsetType = UNSET
     updated_at: str | None | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class Cost(Wire, kw_only=True):
+    """Required: `amount`, `currency`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#cost
+    """
+
+    amount: float
+    currency: str
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -1144,48 +1291,51 @@ class CompactionSummaryChunk(
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class PlanEntry(Wire, kw_only=True):
-    """Required: `content`, `priority`, `status`.
+if TYPE_CHECKING:
+    SessionUpdate: TypeAlias = (
+        UserMessageChunk
+        | AgentMessageChunk
+        | AgentThoughtChunk
+        | ToolCall
+        | ToolCallProgress
+        | Plan
+        | AvailableCommandsUpdate
+        | CurrentModeUpdate
+        | ConfigOptionUpdate
+        | SessionInfoUpdate
+        | UsageUpdate
+        | Notice
+        | CompactionUpdate
+        | CompactionSummaryChunk
+        | UnknownUpdate
+    )
+else:
+    SessionUpdate = Union[
+        UserMessageChunk,
+        AgentMessageChunk,
+        AgentThoughtChunk,
+        ToolCall,
+        ToolCallProgress,
+        Plan,
+        AvailableCommandsUpdate,
+        CurrentModeUpdate,
+        ConfigOptionUpdate,
+        SessionInfoUpdate,
+        UsageUpdate,
+        Notice,
+        CompactionUpdate,
+        CompactionSummaryChunk,
+    ]
 
-    https://agentclientprotocol.com/protocol/v1/schema#planentry
+
+class SessionNotification(Wire, kw_only=True):
+    """Params of `session/update`. Required: `sessionId`, `update`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#sessionnotification
     """
 
-    content: str
-    priority: PlanEntryPriority
-    status: PlanEntryStatus
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class AvailableCommand(Wire, kw_only=True):
-    """Required: `name`, `description`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#availablecommand
-    """
-
-    name: str
-    description: str
-    input: AvailableCommandInput | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class UnstructuredCommandInput(Wire, kw_only=True):
-    """Required: `hint`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#unstructuredcommandinput
-    """
-
-    hint: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class Cost(Wire, kw_only=True):
-    """Required: `amount`, `currency`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#cost
-    """
-
-    amount: float
-    currency: str
+    session_id: SessionId
+    update: SessionUpdate
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -1210,32 +1360,6 @@ class ClientRequest(Wire, kw_only=True):
     params: Any | None | UnsetType = UNSET
 
 
-class InitializeRequest(Wire, kw_only=True):
-    """Params of `initialize`. Required: `protocolVersion`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#initializerequest
-    """
-
-    protocol_version: ProtocolVersion
-    client_capabilities: ClientCapabilities | UnsetType = UNSET
-    client_info: Implementation | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class ClientCapabilities(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/schema#clientcapabilities
-    """
-
-    fs: FileSystemCapabilities | UnsetType = UNSET
-    terminal: bool | UnsetType = UNSET
-    session: ClientSessionCapabilities | None | UnsetType = UNSET
-    auth: AuthCapabilities | UnsetType = UNSET
-    elicitation: ElicitationCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
 class FileSystemCapabilities(Wire, kw_only=True):
     """All members are optional.
 
@@ -1245,6 +1369,39 @@ class FileSystemCapabilities(Wire, kw_only=True):
     read_text_file: bool | UnsetType = UNSET
     write_text_file: bool | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class CompactionCapabilities(Wire, kw_only=True):
+    """An object without known members.
+
+    https://agentclientprotocol.com/protocol/v1/schema#compactioncapabilities
+    """
+
+
+class BooleanConfigOptionCapabilities(Wire, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/schema#booleanconfigoptioncapabilities
+    """
+
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class SessionConfigOptionsCapabilities(Wire, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/schema#sessionconfigoptionscapabilities
+    """
+
+    boolean: BooleanConfigOptionCapabilities | None | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class NoticeCapabilities(Wire, kw_only=True):
+    """An object without known members.
+
+    https://agentclientprotocol.com/protocol/v1/schema#noticecapabilities
+    """
 
 
 class ClientSessionCapabilities(Wire, kw_only=True):
@@ -1259,39 +1416,6 @@ class ClientSessionCapabilities(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class CompactionCapabilities(Wire, kw_only=True):
-    """An object without known members.
-
-    https://agentclientprotocol.com/protocol/v1/schema#compactioncapabilities
-    """
-
-
-class SessionConfigOptionsCapabilities(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/schema#sessionconfigoptionscapabilities
-    """
-
-    boolean: BooleanConfigOptionCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class BooleanConfigOptionCapabilities(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/schema#booleanconfigoptioncapabilities
-    """
-
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class NoticeCapabilities(Wire, kw_only=True):
-    """An object without known members.
-
-    https://agentclientprotocol.com/protocol/v1/schema#noticecapabilities
-    """
-
-
 class AuthCapabilities(Wire, kw_only=True):
     """All members are optional.
 
@@ -1299,17 +1423,6 @@ class AuthCapabilities(Wire, kw_only=True):
     """
 
     terminal: bool | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class ElicitationCapabilities(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/schema#elicitationcapabilities
-    """
-
-    form: ElicitationFormCapabilities | None | UnsetType = UNSET
-    url: ElicitationUrlCapabilities | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -1328,6 +1441,43 @@ class ElicitationUrlCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#elicitationurlcapabilities
     """
 
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class ElicitationCapabilities(Wire, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/schema#elicitationcapabilities
+    """
+
+    form: ElicitationFormCapabilities | None | UnsetType = UNSET
+    url: ElicitationUrlCapabilities | None | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class ClientCapabilities(Wire, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/schema#clientcapabilities
+    """
+
+    fs: FileSystemCapabilities | UnsetType = UNSET
+    terminal: bool | UnsetType = UNSET
+    session: ClientSessionCapabilities | None | UnsetType = UNSET
+    auth: AuthCapabilities | UnsetType = UNSET
+    elicitation: ElicitationCapabilities | None | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class InitializeRequest(Wire, kw_only=True):
+    """Params of `initialize`. Required: `protocolVersion`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#initializerequest
+    """
+
+    protocol_version: ProtocolVersion
+    client_capabilities: ClientCapabilities | UnsetType = UNSET
+    client_info: Implementation | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -1350,15 +1500,14 @@ class LogoutRequest(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class NewSessionRequest(Wire, kw_only=True):
-    """Params of `session/new`. Required: `cwd`, `mcpServers`.
+class HttpHeader(Wire, kw_only=True):
+    """Required: `name`, `value`.
 
-    https://agentclientprotocol.com/protocol/v1/schema#newsessionrequest
+    https://agentclientprotocol.com/protocol/v1/schema#httpheader
     """
 
-    cwd: str
-    additional_directories: list[str] | UnsetType = UNSET
-    mcp_servers: list[McpServer]
+    name: str
+    value: str
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -1386,17 +1535,6 @@ class McpServerSse(Wire, tag_field="type", tag="sse", kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class HttpHeader(Wire, kw_only=True):
-    """Required: `name`, `value`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#httpheader
-    """
-
-    name: str
-    value: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
 class McpServerStdio(Wire, kw_only=True):
     """Required: `name`, `command`, `args`, `env`.
 
@@ -1407,6 +1545,30 @@ class McpServerStdio(Wire, kw_only=True):
     command: str
     args: list[str]
     env: list[EnvVariable]
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+if TYPE_CHECKING:
+    McpServer: TypeAlias = McpServerHttp | McpServerSse | McpServerStdio
+else:
+    McpServer = choice(
+        "McpServer",
+        __name__,
+        (McpServerHttp, "type", "http"),
+        (McpServerSse, "type", "sse"),
+        (McpServerStdio, None, None),
+    )
+
+
+class NewSessionRequest(Wire, kw_only=True):
+    """Params of `session/new`. Required: `cwd`, `mcpServers`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#newsessionrequest
+    """
+
+    cwd: str
+    additional_directories: list[str] | UnsetType = UNSET
+    mcp_servers: list[McpServer]
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -1526,6 +1688,17 @@ class ClientResponseError(Wire, kw_only=True):
     error: Error
 
 
+if TYPE_CHECKING:
+    ClientResponse: TypeAlias = ClientResponseResult | ClientResponseError
+else:
+    ClientResponse = choice(
+        "ClientResponse",
+        __name__,
+        (ClientResponseResult, "result", object),
+        (ClientResponseError, "error", object),
+    )
+
+
 class WriteTextFileResponse(Wire, kw_only=True):
     """Result of `fs/write_text_file`.
 
@@ -1542,16 +1715,6 @@ class ReadTextFileResponse(Wire, kw_only=True):
     """
 
     content: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class RequestPermissionResponse(Wire, kw_only=True):
-    """Result of `session/request_permission`. Required: `outcome`.
-
-    https://agentclientprotocol.com/protocol/v1/schema#requestpermissionresponse
-    """
-
-    outcome: RequestPermissionOutcome
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -1572,6 +1735,22 @@ class SelectedPermissionOutcome(Wire, tag_field="outcome", tag="selected", kw_on
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
+if TYPE_CHECKING:
+    RequestPermissionOutcome: TypeAlias = CancelledPermissionOutcome | SelectedPermissionOutcome
+else:
+    RequestPermissionOutcome = Union[CancelledPermissionOutcome, SelectedPermissionOutcome]
+
+
+class RequestPermissionResponse(Wire, kw_only=True):
+    """Result of `session/request_permission`. Required: `outcome`.
+
+    https://agentclientprotocol.com/protocol/v1/schema#requestpermissionresponse
+    """
+
+    outcome: RequestPermissionOutcome
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
 class CreateTerminalResponse(Wire, kw_only=True):
     """Result of `terminal/create`. Required: `terminalId`.
 
@@ -1579,6 +1758,17 @@ class CreateTerminalResponse(Wire, kw_only=True):
     """
 
     terminal_id: TerminalId
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class TerminalExitStatus(Wire, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/schema#terminalexitstatus
+    """
+
+    exit_code: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
+    signal: str | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -1591,17 +1781,6 @@ class TerminalOutputResponse(Wire, kw_only=True):
     output: str
     truncated: bool
     exit_status: TerminalExitStatus | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class TerminalExitStatus(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/schema#terminalexitstatus
-    """
-
-    exit_code: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
-    signal: str | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -1662,6 +1841,21 @@ class ElicitationCancelAction(Wire, tag_field="action", tag="cancel", kw_only=Tr
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
+if TYPE_CHECKING:
+    CreateElicitationResponse: TypeAlias = (
+        ElicitationAcceptAction | ElicitationDeclineAction | ElicitationCancelAction | Unknown
+    )
+else:
+    CreateElicitationResponse = choice(
+        "CreateElicitationResponse",
+        __name__,
+        (ElicitationAcceptAction, "action", "accept"),
+        (ElicitationDeclineAction, "action", "decline"),
+        (ElicitationCancelAction, "action", "cancel"),
+        (Unknown, "action", str),
+    )
+
+
 class ClientNotification(Wire, kw_only=True):
     """Required: `method`.
 
@@ -1691,144 +1885,6 @@ class CancelRequestNotification(Wire, kw_only=True):
     request_id: RequestId
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
-
-if TYPE_CHECKING:
-    ToolCallContent: TypeAlias = Content | Diff | Terminal
-    ContentBlock: TypeAlias = (
-        TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
-    )
-    EmbeddedResourceResource: TypeAlias = TextResourceContents | BlobResourceContents
-    CreateElicitationRequest: TypeAlias = ElicitationFormMode | ElicitationUrlMode | Unknown
-    ElicitationPropertySchema: TypeAlias = (
-        StringPropertySchema
-        | NumberPropertySchema
-        | IntegerPropertySchema
-        | BooleanPropertySchema
-        | MultiSelectPropertySchema
-        | Unknown
-    )
-    MultiSelectItems: TypeAlias = StringMultiSelectItems | Unknown | TitledMultiSelectItems
-    AgentResponse: TypeAlias = AgentResponseResult | AgentResponseError
-    AuthMethod: TypeAlias = AuthMethodTerminal | AuthMethodAgent
-    SessionConfigOption: TypeAlias = SessionConfigSelect | SessionConfigBoolean
-    SessionConfigSelectOptions: TypeAlias = (
-        list[SessionConfigSelectGroup] | list[SessionConfigSelectOption]
-    )
-    SessionUpdate: TypeAlias = (
-        UserMessageChunk
-        | AgentMessageChunk
-        | AgentThoughtChunk
-        | ToolCall
-        | ToolCallProgress
-        | Plan
-        | AvailableCommandsUpdate
-        | CurrentModeUpdate
-        | ConfigOptionUpdate
-        | SessionInfoUpdate
-        | UsageUpdate
-        | Notice
-        | CompactionUpdate
-        | CompactionSummaryChunk
-        | UnknownUpdate
-    )
-    AvailableCommandInput: TypeAlias = UnstructuredCommandInput
-    McpServer: TypeAlias = McpServerHttp | McpServerSse | McpServerStdio
-    ClientResponse: TypeAlias = ClientResponseResult | ClientResponseError
-    RequestPermissionOutcome: TypeAlias = CancelledPermissionOutcome | SelectedPermissionOutcome
-    CreateElicitationResponse: TypeAlias = (
-        ElicitationAcceptAction | ElicitationDeclineAction | ElicitationCancelAction | Unknown
-    )
-else:
-    ToolCallContent = Union[Content, Diff, Terminal]
-    ContentBlock = Union[TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource]
-    EmbeddedResourceResource = choice(
-        "EmbeddedResourceResource",
-        __name__,
-        (TextResourceContents, "text", str),
-        (BlobResourceContents, "blob", str),
-    )
-    CreateElicitationRequest = choice(
-        "CreateElicitationRequest",
-        __name__,
-        (ElicitationFormMode, "mode", "form"),
-        (ElicitationUrlMode, "mode", "url"),
-        (Unknown, "mode", str),
-    )
-    ElicitationPropertySchema = choice(
-        "ElicitationPropertySchema",
-        __name__,
-        (StringPropertySchema, "type", "string"),
-        (NumberPropertySchema, "type", "number"),
-        (IntegerPropertySchema, "type", "integer"),
-        (BooleanPropertySchema, "type", "boolean"),
-        (MultiSelectPropertySchema, "type", "array"),
-        (Unknown, "type", str),
-    )
-    MultiSelectItems = choice(
-        "MultiSelectItems",
-        __name__,
-        (StringMultiSelectItems, "type", "string"),
-        (Unknown, "type", str),
-        (TitledMultiSelectItems, None, None),
-    )
-    AgentResponse = choice(
-        "AgentResponse",
-        __name__,
-        (AgentResponseResult, "result", object),
-        (AgentResponseError, "error", object),
-    )
-    AuthMethod = choice(
-        "AuthMethod",
-        __name__,
-        (AuthMethodTerminal, "type", "terminal"),
-        (AuthMethodAgent, None, None),
-    )
-    SessionConfigOption = Union[SessionConfigSelect, SessionConfigBoolean]
-    SessionConfigSelectOptions = choice(
-        "SessionConfigSelectOptions",
-        __name__,
-        (list[SessionConfigSelectGroup], "group", str),
-        (list[SessionConfigSelectOption], None, None),
-    )
-    SessionUpdate = Union[
-        UserMessageChunk,
-        AgentMessageChunk,
-        AgentThoughtChunk,
-        ToolCall,
-        ToolCallProgress,
-        Plan,
-        AvailableCommandsUpdate,
-        CurrentModeUpdate,
-        ConfigOptionUpdate,
-        SessionInfoUpdate,
-        UsageUpdate,
-        Notice,
-        CompactionUpdate,
-        CompactionSummaryChunk,
-    ]
-    AvailableCommandInput = UnstructuredCommandInput
-    McpServer = choice(
-        "McpServer",
-        __name__,
-        (McpServerHttp, "type", "http"),
-        (McpServerSse, "type", "sse"),
-        (McpServerStdio, None, None),
-    )
-    ClientResponse = choice(
-        "ClientResponse",
-        __name__,
-        (ClientResponseResult, "result", object),
-        (ClientResponseError, "error", object),
-    )
-    RequestPermissionOutcome = Union[CancelledPermissionOutcome, SelectedPermissionOutcome]
-    CreateElicitationResponse = choice(
-        "CreateElicitationResponse",
-        __name__,
-        (ElicitationAcceptAction, "action", "accept"),
-        (ElicitationDeclineAction, "action", "decline"),
-        (ElicitationCancelAction, "action", "cancel"),
-        (Unknown, "action", str),
-    )
 
 METHODS: tuple[Method, ...] = (
     Method(
@@ -2191,7 +2247,6 @@ FORGIVING: dict[type, dict[str, str]] = {
     SetSessionConfigOptionResponse: {"config_options": "DS", "meta": "D"},
     PromptResponse: {"meta": "D"},
     SessionNotification: {"meta": "D"},
-    ContentChunk: {"message_id": "D", "meta": "D"},
     UserMessageChunk: {"message_id": "D", "meta": "D"},
     AgentMessageChunk: {"message_id": "D", "meta": "D"},
     AgentThoughtChunk: {"message_id": "D", "meta": "D"},
@@ -2225,6 +2280,7 @@ FORGIVING: dict[type, dict[str, str]] = {
     Notice: {"description": "D", "meta": "D"},
     CompactionUpdate: {"summary": "DS", "error": "D", "meta": "D"},
     CompactionSummaryChunk: {"meta": "D"},
+    ContentChunk: {"message_id": "D", "meta": "D"},
     PlanEntry: {"meta": "D"},
     AvailableCommand: {"input": "D", "meta": "D"},
     UnstructuredCommandInput: {"meta": "D"},
@@ -2286,57 +2342,26 @@ FORGIVING: dict[type, dict[str, str]] = {
 """Lenient fields by struct: D malformed counts as absent, S bad items are left out,
 N null counts as absent; where the field is required, "absent" means an empty list."""
 
-CHOICES: dict[Any, tuple[tuple[Any, str | None, str | type | None], ...]] = {
-    EmbeddedResourceResource: (
-        (TextResourceContents, "text", str),
-        (BlobResourceContents, "blob", str),
-    ),
-    CreateElicitationRequest: (
-        (ElicitationFormMode, "mode", "form"),
-        (ElicitationUrlMode, "mode", "url"),
-        (Unknown, "mode", str),
-    ),
-    ElicitationPropertySchema: (
-        (StringPropertySchema, "type", "string"),
-        (NumberPropertySchema, "type", "number"),
-        (IntegerPropertySchema, "type", "integer"),
-        (BooleanPropertySchema, "type", "boolean"),
-        (MultiSelectPropertySchema, "type", "array"),
-        (Unknown, "type", str),
-    ),
-    MultiSelectItems: (
-        (StringMultiSelectItems, "type", "string"),
-        (Unknown, "type", str),
-        (TitledMultiSelectItems, None, None),
-    ),
-    AgentResponse: (
-        (AgentResponseResult, "result", object),
-        (AgentResponseError, "error", object),
-    ),
-    AuthMethod: (
-        (AuthMethodTerminal, "type", "terminal"),
-        (AuthMethodAgent, None, None),
-    ),
-    SessionConfigSelectOptions: (
-        (list[SessionConfigSelectGroup], "group", str),
-        (list[SessionConfigSelectOption], None, None),
-    ),
-    McpServer: (
-        (McpServerHttp, "type", "http"),
-        (McpServerSse, "type", "sse"),
-        (McpServerStdio, None, None),
-    ),
-    ClientResponse: (
-        (ClientResponseResult, "result", object),
-        (ClientResponseError, "error", object),
-    ),
-    CreateElicitationResponse: (
-        (ElicitationAcceptAction, "action", "accept"),
-        (ElicitationDeclineAction, "action", "decline"),
-        (ElicitationCancelAction, "action", "cancel"),
-        (Unknown, "action", str),
-    ),
-}
+if TYPE_CHECKING:
+    CHOICES: dict[Any, tuple[tuple[Any, str | None, str | type | None], ...]]
+else:
+    CHOICES = {
+        **{
+            kind: kind.cases
+            for kind in (
+                EmbeddedResourceResource,
+                CreateElicitationRequest,
+                ElicitationPropertySchema,
+                MultiSelectItems,
+                AgentResponse,
+                AuthMethod,
+                SessionConfigSelectOptions,
+                McpServer,
+                ClientResponse,
+                CreateElicitationResponse,
+            )
+        }
+    }
 """Unions that are resolved by shape: see `antiphon.schema._choice`."""
 
 __all__ = [

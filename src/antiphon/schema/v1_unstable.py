@@ -13,8 +13,6 @@ Reference: https://agentclientprotocol.com/protocol/v1/draft/schema
 # ruff: noqa: PYI051
 # Reason: beside `str` the words are redundant to checkers, but editors complete them.
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 from msgspec import UNSET, Meta, UnsetType, field
@@ -232,27 +230,6 @@ class MessageMcpRequest(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class InitializeResponse(v1.InitializeResponse, kw_only=True):
-    """Result of `initialize`. Required: `protocolVersion`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#initializeresponse
-    """
-
-    agent_capabilities: AgentCapabilities | UnsetType = UNSET  # pyright: ignore[reportIncompatibleVariableOverride]  # a subclass
-
-
-class AgentCapabilities(v1.AgentCapabilities, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#agentcapabilities
-    """
-
-    mcp_capabilities: McpCapabilities | UnsetType = UNSET  # pyright: ignore[reportIncompatibleVariableOverride]  # a subclass
-    session_capabilities: SessionCapabilities | UnsetType = UNSET  # pyright: ignore[reportIncompatibleVariableOverride]  # a subclass
-    auth: AgentAuthCapabilities | UnsetType = UNSET  # pyright: ignore[reportIncompatibleVariableOverride]  # a subclass
-    providers: ProvidersCapabilities | None | UnsetType = UNSET
-
-
 class McpCapabilities(v1.McpCapabilities, kw_only=True):
     """All members are optional.
 
@@ -262,26 +239,12 @@ class McpCapabilities(v1.McpCapabilities, kw_only=True):
     acp: bool | UnsetType = UNSET
 
 
-class SessionCapabilities(v1.SessionCapabilities, kw_only=True):
+class SessionSystemPromptOverrideCapabilities(Wire, kw_only=True):
     """All members are optional.
 
-    https://agentclientprotocol.com/protocol/v1/draft/schema#sessioncapabilities
+    https://agentclientprotocol.com/protocol/v1/draft/schema#sessionsystempromptoverridecapabilities
     """
 
-    system_prompt: SessionSystemPromptCapabilities | None | UnsetType = UNSET
-    fork: SessionForkCapabilities | None | UnsetType = UNSET
-    archive: SessionArchiveCapabilities | None | UnsetType = UNSET
-    status: SessionStatusCapabilities | None | UnsetType = UNSET
-    title: SessionTitleCapabilities | None | UnsetType = UNSET
-
-
-class SessionSystemPromptCapabilities(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#sessionsystempromptcapabilities
-    """
-
-    mode: SessionSystemPromptModeCapabilities | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -295,12 +258,13 @@ class SessionSystemPromptModeCapabilities(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class SessionSystemPromptOverrideCapabilities(Wire, kw_only=True):
+class SessionSystemPromptCapabilities(Wire, kw_only=True):
     """All members are optional.
 
-    https://agentclientprotocol.com/protocol/v1/draft/schema#sessionsystempromptoverridecapabilities
+    https://agentclientprotocol.com/protocol/v1/draft/schema#sessionsystempromptcapabilities
     """
 
+    mode: SessionSystemPromptModeCapabilities | None | UnsetType = UNSET
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -340,13 +304,17 @@ class SessionTitleCapabilities(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class AgentAuthCapabilities(v1.AgentAuthCapabilities, kw_only=True):
+class SessionCapabilities(v1.SessionCapabilities, kw_only=True):
     """All members are optional.
 
-    https://agentclientprotocol.com/protocol/v1/draft/schema#agentauthcapabilities
+    https://agentclientprotocol.com/protocol/v1/draft/schema#sessioncapabilities
     """
 
-    status: AuthStatusCapabilities | None | UnsetType = UNSET
+    system_prompt: SessionSystemPromptCapabilities | None | UnsetType = UNSET
+    fork: SessionForkCapabilities | None | UnsetType = UNSET
+    archive: SessionArchiveCapabilities | None | UnsetType = UNSET
+    status: SessionStatusCapabilities | None | UnsetType = UNSET
+    title: SessionTitleCapabilities | None | UnsetType = UNSET
 
 
 class AuthStatusCapabilities(Wire, kw_only=True):
@@ -358,6 +326,15 @@ class AuthStatusCapabilities(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
+class AgentAuthCapabilities(v1.AgentAuthCapabilities, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#agentauthcapabilities
+    """
+
+    status: AuthStatusCapabilities | None | UnsetType = UNSET
+
+
 class ProvidersCapabilities(Wire, kw_only=True):
     """All members are optional.
 
@@ -367,13 +344,35 @@ class ProvidersCapabilities(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class ListProvidersResponse(Wire, kw_only=True):
-    """Result of `providers/list`. Required: `providers`.
+class AgentCapabilities(v1.AgentCapabilities, kw_only=True):
+    """All members are optional.
 
-    https://agentclientprotocol.com/protocol/v1/draft/schema#listprovidersresponse
+    https://agentclientprotocol.com/protocol/v1/draft/schema#agentcapabilities
     """
 
-    providers: list[ProviderInfo]
+    mcp_capabilities: McpCapabilities | UnsetType = UNSET  # pyright: ignore[reportIncompatibleVariableOverride]  # a subclass
+    session_capabilities: SessionCapabilities | UnsetType = UNSET  # pyright: ignore[reportIncompatibleVariableOverride]  # a subclass
+    auth: AgentAuthCapabilities | UnsetType = UNSET  # pyright: ignore[reportIncompatibleVariableOverride]  # a subclass
+    providers: ProvidersCapabilities | None | UnsetType = UNSET
+
+
+class InitializeResponse(v1.InitializeResponse, kw_only=True):
+    """Result of `initialize`. Required: `protocolVersion`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#initializeresponse
+    """
+
+    agent_capabilities: AgentCapabilities | UnsetType = UNSET  # pyright: ignore[reportIncompatibleVariableOverride]  # a subclass
+
+
+class ProviderCurrentConfig(Wire, kw_only=True):
+    """Required: `apiType`, `baseUrl`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#providercurrentconfig
+    """
+
+    api_type: LlmProtocol
+    base_url: str
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -390,14 +389,13 @@ class ProviderInfo(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class ProviderCurrentConfig(Wire, kw_only=True):
-    """Required: `apiType`, `baseUrl`.
+class ListProvidersResponse(Wire, kw_only=True):
+    """Result of `providers/list`. Required: `providers`.
 
-    https://agentclientprotocol.com/protocol/v1/draft/schema#providercurrentconfig
+    https://agentclientprotocol.com/protocol/v1/draft/schema#listprovidersresponse
     """
 
-    api_type: LlmProtocol
-    base_url: str
+    providers: list[ProviderInfo]
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
@@ -419,17 +417,6 @@ class DisableProviderResponse(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class AuthStatusResponse(Wire, kw_only=True):
-    """Result of `auth/status`. Required: `state`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#authstatusresponse
-    """
-
-    state: AuthState
-    accounts: list[AuthAccount] | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
 class AuthAccount(Wire, kw_only=True):
     """Required: `label`.
 
@@ -444,13 +431,15 @@ class AuthAccount(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class ListSessionsResponse(v1.ListSessionsResponse, kw_only=True):
-    """Result of `session/list`. Required: `sessions`.
+class AuthStatusResponse(Wire, kw_only=True):
+    """Result of `auth/status`. Required: `state`.
 
-    https://agentclientprotocol.com/protocol/v1/draft/schema#listsessionsresponse
+    https://agentclientprotocol.com/protocol/v1/draft/schema#authstatusresponse
     """
 
-    sessions: list[SessionInfo]  # type: ignore[assignment]  # holds more types than in v1
+    state: AuthState
+    accounts: list[AuthAccount] | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
 class SessionInfo(v1.SessionInfo, kw_only=True):
@@ -460,6 +449,15 @@ class SessionInfo(v1.SessionInfo, kw_only=True):
     """
 
     archived: bool | None | UnsetType = UNSET
+
+
+class ListSessionsResponse(v1.ListSessionsResponse, kw_only=True):
+    """Result of `session/list`. Required: `sessions`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#listsessionsresponse
+    """
+
+    sessions: list[SessionInfo]  # type: ignore[assignment]  # holds more types than in v1
 
 
 class ForkSessionResponse(Wire, kw_only=True):
@@ -512,15 +510,6 @@ class SetSessionTitleResponse(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class PromptResponse(v1.PromptResponse, kw_only=True):
-    """Result of `session/prompt`. Required: `stopReason`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#promptresponse
-    """
-
-    usage: Usage | None | UnsetType = UNSET
-
-
 class Usage(Wire, kw_only=True):
     """Required: `totalTokens`, `inputTokens`, `outputTokens`.
 
@@ -536,13 +525,52 @@ class Usage(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class SessionNotification(v1.SessionNotification, kw_only=True):
-    """Params of `session/update`. Required: `sessionId`, `update`.
+class PromptResponse(v1.PromptResponse, kw_only=True):
+    """Result of `session/prompt`. Required: `stopReason`.
 
-    https://agentclientprotocol.com/protocol/v1/draft/schema#sessionnotification
+    https://agentclientprotocol.com/protocol/v1/draft/schema#promptresponse
     """
 
-    update: SessionUpdate  # type: ignore[assignment]  # holds more types than in v1
+    usage: Usage | None | UnsetType = UNSET
+
+
+class PlanItems(Wire, tag_field="type", tag="items", kw_only=True):
+    """Variant `items` of `PlanUpdateContent`. Required: `planId`, `entries`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#planupdatecontent
+    """
+
+    plan_id: PlanId
+    entries: list[PlanEntry]
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class PlanFile(Wire, tag_field="type", tag="file", kw_only=True):
+    """Variant `file` of `PlanUpdateContent`. Required: `planId`, `uri`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#planupdatecontent
+    """
+
+    plan_id: PlanId
+    uri: str
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class PlanMarkdown(Wire, tag_field="type", tag="markdown", kw_only=True):
+    """Variant `markdown` of `PlanUpdateContent`. Required: `planId`, `content`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#planupdatecontent
+    """
+
+    plan_id: PlanId
+    content: str
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+if TYPE_CHECKING:
+    PlanUpdateContent: TypeAlias = PlanItems | PlanFile | PlanMarkdown
+else:
+    PlanUpdateContent = Union[PlanItems, PlanFile, PlanMarkdown]
 
 
 class PlanUpdate(Wire, tag_field="sessionUpdate", tag="plan_update", kw_only=True):
@@ -563,6 +591,84 @@ class PlanRemoved(Wire, tag_field="sessionUpdate", tag="plan_removed", kw_only=T
 
     plan_id: PlanId
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class SessionCancelCapabilities(Wire, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#sessioncancelcapabilities
+    """
+
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class SubagentSessionCapabilities(Wire, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#subagentsessioncapabilities
+    """
+
+    cancel: SessionCancelCapabilities | None | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class RunningStateUpdate(Wire, tag_field="state", tag="running", kw_only=True):
+    """Variant `running` of `StateUpdate`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#stateupdate
+    """
+
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class IdleStateUpdate(Wire, tag_field="state", tag="idle", kw_only=True):
+    """Variant `idle` of `StateUpdate`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#stateupdate
+    """
+
+    usage: Usage | None | UnsetType = UNSET
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    stop_reason: str | None | UnsetType = UNSET
+    error: Error | None | UnsetType = UNSET
+
+
+class RequiresActionStateUpdate(Wire, tag_field="state", tag="requires_action", kw_only=True):
+    """Variant `requires_action` of `StateUpdate`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#stateupdate
+    """
+
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class UnknownStateUpdate(Wire, tag_field="state", tag="unknown", kw_only=True):
+    """Variant `unknown` of `StateUpdate`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#stateupdate
+    """
+
+    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+if TYPE_CHECKING:
+    StateUpdate: TypeAlias = (
+        RunningStateUpdate
+        | IdleStateUpdate
+        | RequiresActionStateUpdate
+        | UnknownStateUpdate
+        | Unknown
+    )
+else:
+    StateUpdate = choice(
+        "StateUpdate",
+        __name__,
+        (RunningStateUpdate, "state", "running"),
+        (IdleStateUpdate, "state", "idle"),
+        (RequiresActionStateUpdate, "state", "requires_action"),
+        (UnknownStateUpdate, "state", "unknown"),
+        (Unknown, "state", str),
+    )
 
 
 class SubagentUpdate(Wire, tag_field="sessionUpdate", tag="subagent_update", kw_only=True):
@@ -609,95 +715,60 @@ class SessionMessageChunk(
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class PlanItems(Wire, tag_field="type", tag="items", kw_only=True):
-    """Variant `items` of `PlanUpdateContent`. Required: `planId`, `entries`.
+if TYPE_CHECKING:
+    SessionUpdate: TypeAlias = (
+        UserMessageChunk
+        | AgentMessageChunk
+        | AgentThoughtChunk
+        | ToolCall
+        | ToolCallProgress
+        | Plan
+        | PlanUpdate
+        | PlanRemoved
+        | AvailableCommandsUpdate
+        | CurrentModeUpdate
+        | ConfigOptionUpdate
+        | SessionInfoUpdate
+        | UsageUpdate
+        | Notice
+        | CompactionUpdate
+        | CompactionSummaryChunk
+        | SubagentUpdate
+        | SessionMessage
+        | SessionMessageChunk
+        | UnknownUpdate
+    )
+else:
+    SessionUpdate = Union[
+        UserMessageChunk,
+        AgentMessageChunk,
+        AgentThoughtChunk,
+        ToolCall,
+        ToolCallProgress,
+        Plan,
+        PlanUpdate,
+        PlanRemoved,
+        AvailableCommandsUpdate,
+        CurrentModeUpdate,
+        ConfigOptionUpdate,
+        SessionInfoUpdate,
+        UsageUpdate,
+        Notice,
+        CompactionUpdate,
+        CompactionSummaryChunk,
+        SubagentUpdate,
+        SessionMessage,
+        SessionMessageChunk,
+    ]
 
-    https://agentclientprotocol.com/protocol/v1/draft/schema#planupdatecontent
+
+class SessionNotification(v1.SessionNotification, kw_only=True):
+    """Params of `session/update`. Required: `sessionId`, `update`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#sessionnotification
     """
 
-    plan_id: PlanId
-    entries: list[PlanEntry]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class PlanFile(Wire, tag_field="type", tag="file", kw_only=True):
-    """Variant `file` of `PlanUpdateContent`. Required: `planId`, `uri`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#planupdatecontent
-    """
-
-    plan_id: PlanId
-    uri: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class PlanMarkdown(Wire, tag_field="type", tag="markdown", kw_only=True):
-    """Variant `markdown` of `PlanUpdateContent`. Required: `planId`, `content`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#planupdatecontent
-    """
-
-    plan_id: PlanId
-    content: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class SubagentSessionCapabilities(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#subagentsessioncapabilities
-    """
-
-    cancel: SessionCancelCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class SessionCancelCapabilities(Wire, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#sessioncancelcapabilities
-    """
-
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class RunningStateUpdate(Wire, tag_field="state", tag="running", kw_only=True):
-    """Variant `running` of `StateUpdate`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#stateupdate
-    """
-
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class IdleStateUpdate(Wire, tag_field="state", tag="idle", kw_only=True):
-    """Variant `idle` of `StateUpdate`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#stateupdate
-    """
-
-    usage: Usage | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-    stop_reason: str | None | UnsetType = UNSET
-    error: Error | None | UnsetType = UNSET
-
-
-class RequiresActionStateUpdate(Wire, tag_field="state", tag="requires_action", kw_only=True):
-    """Variant `requires_action` of `StateUpdate`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#stateupdate
-    """
-
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
-
-
-class UnknownStateUpdate(Wire, tag_field="state", tag="unknown", kw_only=True):
-    """Variant `unknown` of `StateUpdate`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#stateupdate
-    """
-
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    update: SessionUpdate  # type: ignore[assignment]  # holds more types than in v1
 
 
 class ErrorStopReason(Wire, kw_only=True):
@@ -720,25 +791,6 @@ class AuthStatusUpdateNotification(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class InitializeRequest(v1.InitializeRequest, kw_only=True):
-    """Params of `initialize`. Required: `protocolVersion`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#initializerequest
-    """
-
-    client_capabilities: ClientCapabilities | UnsetType = UNSET  # pyright: ignore[reportIncompatibleVariableOverride]  # a subclass
-
-
-class ClientCapabilities(v1.ClientCapabilities, kw_only=True):
-    """All members are optional.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#clientcapabilities
-    """
-
-    subagents: SubagentCapabilities | None | UnsetType = UNSET
-    plan: PlanCapabilities | None | UnsetType = UNSET
-
-
 class SubagentCapabilities(Wire, kw_only=True):
     """All members are optional.
 
@@ -755,6 +807,25 @@ class PlanCapabilities(Wire, kw_only=True):
     """
 
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class ClientCapabilities(v1.ClientCapabilities, kw_only=True):
+    """All members are optional.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#clientcapabilities
+    """
+
+    subagents: SubagentCapabilities | None | UnsetType = UNSET
+    plan: PlanCapabilities | None | UnsetType = UNSET
+
+
+class InitializeRequest(v1.InitializeRequest, kw_only=True):
+    """Params of `initialize`. Required: `protocolVersion`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#initializerequest
+    """
+
+    client_capabilities: ClientCapabilities | UnsetType = UNSET  # pyright: ignore[reportIncompatibleVariableOverride]  # a subclass
 
 
 class ListProvidersRequest(Wire, kw_only=True):
@@ -798,16 +869,6 @@ class AuthStatusRequest(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class NewSessionRequest(v1.NewSessionRequest, kw_only=True):
-    """Params of `session/new`. Required: `cwd`, `mcpServers`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#newsessionrequest
-    """
-
-    mcp_servers: list[McpServer]  # type: ignore[assignment]  # holds more types than in v1
-    system_prompt: SystemPrompt | None | UnsetType = UNSET
-
-
 class McpServerAcp(Wire, tag_field="type", tag="acp", kw_only=True):
     """Variant `acp` of `McpServer`. Required: `name`, `serverId`.
 
@@ -819,6 +880,19 @@ class McpServerAcp(Wire, tag_field="type", tag="acp", kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
+if TYPE_CHECKING:
+    McpServer: TypeAlias = McpServerHttp | McpServerSse | McpServerAcp | McpServerStdio
+else:
+    McpServer = choice(
+        "McpServer",
+        __name__,
+        (McpServerHttp, "type", "http"),
+        (McpServerSse, "type", "sse"),
+        (McpServerAcp, "type", "acp"),
+        (McpServerStdio, None, None),
+    )
+
+
 class SystemPrompt(Wire, kw_only=True):
     """Required: `mode`, `content`.
 
@@ -828,6 +902,16 @@ class SystemPrompt(Wire, kw_only=True):
     mode: SystemPromptMode
     content: list[ContentBlock]
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+
+class NewSessionRequest(v1.NewSessionRequest, kw_only=True):
+    """Params of `session/new`. Required: `cwd`, `mcpServers`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#newsessionrequest
+    """
+
+    mcp_servers: list[McpServer]  # type: ignore[assignment]  # holds more types than in v1
+    system_prompt: SystemPrompt | None | UnsetType = UNSET
 
 
 class LoadSessionRequest(v1.LoadSessionRequest, kw_only=True):
@@ -924,6 +1008,17 @@ class MessageMcpResponseResult(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
+class McpError(Wire, kw_only=True):
+    """Required: `code`, `message`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#mcperror
+    """
+
+    code: int
+    message: str
+    data: Any | UnsetType = UNSET
+
+
 class MessageMcpResponseError(Wire, kw_only=True):
     """Variant of `MessageMcpResponse`. Required: `error`.
 
@@ -934,15 +1029,15 @@ class MessageMcpResponseError(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-class McpError(Wire, kw_only=True):
-    """Required: `code`, `message`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#mcperror
-    """
-
-    code: int
-    message: str
-    data: Any | UnsetType = UNSET
+if TYPE_CHECKING:
+    MessageMcpResponse: TypeAlias = MessageMcpResponseResult | MessageMcpResponseError
+else:
+    MessageMcpResponse = choice(
+        "MessageMcpResponse",
+        __name__,
+        (MessageMcpResponseResult, "result", object),
+        (MessageMcpResponseError, "error", object),
+    )
 
 
 class MessageMcpNotification(Wire, kw_only=True):
@@ -1007,21 +1102,22 @@ class ProxyResponseError(Wire, kw_only=True):
     error: Error
 
 
+if TYPE_CHECKING:
+    ProxyResponse: TypeAlias = ProxyResponseResult | ProxyResponseError
+else:
+    ProxyResponse = choice(
+        "ProxyResponse",
+        __name__,
+        (ProxyResponseResult, "result", object),
+        (ProxyResponseError, "error", object),
+    )
+
+
 class InitializeProxyResponse(InitializeResponse, kw_only=True):
     """Result of `proxy/initialize`. Required: `protocolVersion`.
 
     https://agentclientprotocol.com/protocol/v1/draft/schema#initializeproxyresponse
     """
-
-
-class ProxyNotification(Wire, kw_only=True):
-    """Required: `method`.
-
-    https://agentclientprotocol.com/protocol/v1/draft/schema#proxynotification
-    """
-
-    method: str
-    params: ProxySuccessorNotification | None | UnsetType = UNSET
 
 
 class ProxySuccessorNotification(Wire, kw_only=True):
@@ -1035,92 +1131,15 @@ class ProxySuccessorNotification(Wire, kw_only=True):
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
-if TYPE_CHECKING:
-    SessionUpdate: TypeAlias = (
-        UserMessageChunk
-        | AgentMessageChunk
-        | AgentThoughtChunk
-        | ToolCall
-        | ToolCallProgress
-        | Plan
-        | PlanUpdate
-        | PlanRemoved
-        | AvailableCommandsUpdate
-        | CurrentModeUpdate
-        | ConfigOptionUpdate
-        | SessionInfoUpdate
-        | UsageUpdate
-        | Notice
-        | CompactionUpdate
-        | CompactionSummaryChunk
-        | SubagentUpdate
-        | SessionMessage
-        | SessionMessageChunk
-        | UnknownUpdate
-    )
-    PlanUpdateContent: TypeAlias = PlanItems | PlanFile | PlanMarkdown
-    StateUpdate: TypeAlias = (
-        RunningStateUpdate
-        | IdleStateUpdate
-        | RequiresActionStateUpdate
-        | UnknownStateUpdate
-        | Unknown
-    )
-    McpServer: TypeAlias = McpServerHttp | McpServerSse | McpServerAcp | McpServerStdio
-    MessageMcpResponse: TypeAlias = MessageMcpResponseResult | MessageMcpResponseError
-    ProxyResponse: TypeAlias = ProxyResponseResult | ProxyResponseError
-else:
-    SessionUpdate = Union[
-        UserMessageChunk,
-        AgentMessageChunk,
-        AgentThoughtChunk,
-        ToolCall,
-        ToolCallProgress,
-        Plan,
-        PlanUpdate,
-        PlanRemoved,
-        AvailableCommandsUpdate,
-        CurrentModeUpdate,
-        ConfigOptionUpdate,
-        SessionInfoUpdate,
-        UsageUpdate,
-        Notice,
-        CompactionUpdate,
-        CompactionSummaryChunk,
-        SubagentUpdate,
-        SessionMessage,
-        SessionMessageChunk,
-    ]
-    PlanUpdateContent = Union[PlanItems, PlanFile, PlanMarkdown]
-    StateUpdate = choice(
-        "StateUpdate",
-        __name__,
-        (RunningStateUpdate, "state", "running"),
-        (IdleStateUpdate, "state", "idle"),
-        (RequiresActionStateUpdate, "state", "requires_action"),
-        (UnknownStateUpdate, "state", "unknown"),
-        (Unknown, "state", str),
-    )
-    McpServer = choice(
-        "McpServer",
-        __name__,
-        (McpServerHttp, "type", "http"),
-        (McpServerSse, "type", "sse"),
-        (McpServerAcp, "type", "acp"),
-        (McpServerStdio, None, None),
-    )
-    MessageMcpResponse = choice(
-        "MessageMcpResponse",
-        __name__,
-        (MessageMcpResponseResult, "result", object),
-        (MessageMcpResponseError, "error", object),
-    )
-    ProxyResponse = choice(
-        "ProxyResponse",
-        __name__,
-        (ProxyResponseResult, "result", object),
-        (ProxyResponseError, "error", object),
-    )
+class ProxyNotification(Wire, kw_only=True):
+    """Required: `method`.
+
+    https://agentclientprotocol.com/protocol/v1/draft/schema#proxynotification
+    """
+
+    method: str
+    params: ProxySuccessorNotification | None | UnsetType = UNSET
+
 
 METHODS: tuple[Method, ...] = (
     Method(
@@ -1669,30 +1688,21 @@ FORGIVING: dict[type, dict[str, str]] = {
 """Lenient fields by struct: D malformed counts as absent, S bad items are left out,
 N null counts as absent; where the field is required, "absent" means an empty list."""
 
-CHOICES: dict[Any, tuple[tuple[Any, str | None, str | type | None], ...]] = {
-    **v1.CHOICES,
-    StateUpdate: (
-        (RunningStateUpdate, "state", "running"),
-        (IdleStateUpdate, "state", "idle"),
-        (RequiresActionStateUpdate, "state", "requires_action"),
-        (UnknownStateUpdate, "state", "unknown"),
-        (Unknown, "state", str),
-    ),
-    McpServer: (
-        (McpServerHttp, "type", "http"),
-        (McpServerSse, "type", "sse"),
-        (McpServerAcp, "type", "acp"),
-        (McpServerStdio, None, None),
-    ),
-    MessageMcpResponse: (
-        (MessageMcpResponseResult, "result", object),
-        (MessageMcpResponseError, "error", object),
-    ),
-    ProxyResponse: (
-        (ProxyResponseResult, "result", object),
-        (ProxyResponseError, "error", object),
-    ),
-}
+if TYPE_CHECKING:
+    CHOICES: dict[Any, tuple[tuple[Any, str | None, str | type | None], ...]]
+else:
+    CHOICES = {
+        **v1.CHOICES,
+        **{
+            kind: kind.cases
+            for kind in (
+                StateUpdate,
+                McpServer,
+                MessageMcpResponse,
+                ProxyResponse,
+            )
+        },
+    }
 """Unions that are resolved by shape: see `antiphon.schema._choice`."""
 
 __all__ = [
