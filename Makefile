@@ -8,7 +8,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 CACHE := .cache
 PEERS := $(CACHE)/peers
-BENCH_ENV := $(abspath $(CACHE)/bench)
+BENCH := $(CACHE)/bench
 
 # The peers that we did not write, by exact version.
 PY_SDK := 0.12.1
@@ -46,9 +46,9 @@ interop: $(VENV)/.ready-tests $(PEERS)/py-$(PY_SDK)/.ready $(PEERS)/py-$(PY_SDK_
 	$(BIN)/python -m pytest tests/interop -m interop $(ARGS)
 
 # make bench ARGS="--only agent/stream-32 --impl antiphon ts-sdk"
-bench: $(VENV)/.ready $(BENCH_ENV)/py/.ready $(BENCH_ENV)/npm/.ready
+bench: $(VENV)/.ready $(BENCH)/py/.ready $(BENCH)/npm/.ready
 	@$(BIN)/python -m compileall -q src
-	BENCH_ENV=$(BENCH_ENV) $(BIN)/python bench/run.py --impls bench/antiphon.toml $(ARGS)
+	BENCH_ENV=$(abspath $(BENCH)) $(BIN)/python bench/run.py --impls bench/antiphon.toml $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-* $(CACHE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -80,12 +80,12 @@ $(PEERS)/ts/.ready: | $(VENV)/.ready-tests
 	$(NPM_INSTALL) --prefix $(@D) @agentclientprotocol/sdk@$(TS_SDK) zod@$(ZOD)
 	@touch $@
 
-$(BENCH_ENV)/py/.ready: | $(VENV)/.pip
+$(BENCH)/py/.ready: | $(VENV)/.pip
 	$(BIN)/python -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet agent-client-protocol==$(PY_SDK) msgspec orjson uvloop
 	@touch $@
 
-$(BENCH_ENV)/npm/.ready: | $(VENV)/.ready-tests
+$(BENCH)/npm/.ready: | $(VENV)/.ready-tests
 	@mkdir -p $(@D)
 	$(NPM_INSTALL) --prefix $(@D) @agentclientprotocol/sdk@$(TS_SDK) zod@$(ZOD)
 	@touch $@
