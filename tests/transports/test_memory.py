@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from tests.transports.receiver import Recorder
 
 from antiphon.transports import MemoryTransport, memory_pair
+
+if TYPE_CHECKING:
+    from antiphon.core import Fault
 
 
 async def started() -> tuple[MemoryTransport, Recorder, MemoryTransport, Recorder]:
@@ -47,11 +51,15 @@ async def test_an_answer_from_inside_a_delivery_is_delivered_later() -> None:
         order.append("sent")
 
     there.on_frames = answer
-    here.on_frames = lambda _: order.append("answer")
+
+    def answered(frames: list[bytes | Fault]) -> None:
+        order.append(f"answer {frames}")
+
+    here.on_frames = answered
     one.send([b"request"])
     await here.have(1)
 
-    assert order == ["request", "sent", "answer"]
+    assert order == ["request", "sent", "answer [b'answer']"]
 
 
 async def test_frames_sent_before_the_peer_starts_are_held_in_order() -> None:
@@ -83,7 +91,11 @@ async def test_a_paused_reader_gets_nothing_and_then_everything() -> None:
 
 async def test_pausing_inside_a_delivery_holds_the_next_one() -> None:
     one, _, other, there = await started()
-    there.on_frames = lambda _: other.pause_reading()
+
+    def pause(frames: list[bytes | Fault]) -> None:
+        other.pause_reading()
+
+    there.on_frames = pause
     one.send([b"a", b"b"])
     await there.have(2)
     one.send([b"c"])
