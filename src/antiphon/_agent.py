@@ -109,8 +109,9 @@ class Agent(AgentHandlers):
         """
         options = ctx.session().config_options if isinstance(ctx, AgentContext) else None
         for option in options or ():
+            chosen: Any = option  # the value was checked against the option's own kind before
             if getattr(option, "id", None) == params.config_id:
-                option.current_value = params.value
+                chosen.current_value = params.value
         return v1_unstable.SetSessionConfigOptionResponse(config_options=options or [])
 
     # -------------------------------------------------------------- for overriding handlers

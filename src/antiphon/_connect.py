@@ -239,12 +239,13 @@ def serve_stdio(
     from antiphon.transports import secure_stdio
 
     secure_stdio()
-    factory = None
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if uvloop:
         try:
-            from uvloop import new_event_loop as factory
+            from uvloop import new_event_loop
         except ImportError:
             raise MissingExtra("fast", "uvloop") from None
+        factory = new_event_loop
 
     async def main() -> None:
         task = asyncio.current_task()

@@ -252,9 +252,9 @@ class Connection:
                 if record is not None:
                     record("in", frame)
                 event = receive(frame)
-                if type(event) is UpdateEvent and self._held is None:
-                    params = event.params
-                    update_received(params.sessionId, params.update, frame)  # type: ignore[union-attr]
+                if isinstance(event, UpdateEvent):
+                    route: Any = event.params  # core gives no update without its route
+                    update_received(route.sessionId, route.update, frame)
                 else:
                     self._dispatch(event)
             except Exception:
@@ -315,21 +315,17 @@ class Connection:
     # ------------------------------------------------------------------ dispatch
 
     def _dispatch(self, event: Event) -> None:
-        kind = type(event)
-        if kind is ResponseEvent:
-            self._settle(event.call, event.result, event.error)  # type: ignore[union-attr]
+        if isinstance(event, ResponseEvent):
+            self._settle(event.call, event.result, event.error)
         elif self._held is not None:
             self._held.append(event)
-        elif kind is RequestEvent:
-            self._request_received(event)  # type: ignore[arg-type]
-        elif kind is NotificationEvent:
-            self._notification_received(event)  # type: ignore[arg-type]
-        elif kind is UpdateEvent:
-            params = event.params  # type: ignore[union-attr]
-            self._router.update_received(params.sessionId, params.update, b"")  # type: ignore[union-attr]
-        elif kind is Refusal:
-            log.warning("refused a frame: %s", event.reason)  # type: ignore[union-attr]
-            self.send(event.reply)  # type: ignore[union-attr]
+        elif isinstance(event, RequestEvent):
+            self._request_received(event)
+        elif isinstance(event, NotificationEvent):
+            self._notification_received(event)
+        elif isinstance(event, Refusal):
+            log.warning("refused a frame: %s", event.reason)
+            self.send(event.reply)
         elif isinstance(event, Ignored):
             if event.noise is None:
                 log.debug("ignored: %s", event.reason)

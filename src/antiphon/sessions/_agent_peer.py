@@ -95,7 +95,7 @@ class SessionOpening:
         self._peer = peer
         self._session = session
         self._start = start
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Exception | None] | None = None
 
     def __await__(self) -> Generator[Any, None, Session]:
         return self._run().__await__()
@@ -121,9 +121,7 @@ class SessionOpening:
         if kind is not None:
             task.cancel()
             await asyncio.wait([task])
-            return
-        failure = await task
-        if failure is not None:
+        elif (failure := await task) is not None:
             raise failure
 
 

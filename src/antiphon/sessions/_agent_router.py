@@ -15,7 +15,7 @@ from antiphon._errors import (
     TurnOver,
 )
 from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
-from antiphon.schema import decode, encode, v1, v1_unstable
+from antiphon.schema import UnsetType, decode, encode, v1, v1_unstable
 from antiphon.sessions._content import missing_capability
 from antiphon.sessions._extension import Extensions, extension_routes
 from antiphon.sessions._methods import allowed_by, encode_result_of, table, tag_of, tree_of
@@ -244,10 +244,8 @@ class AgentRouter:
         modes = getattr(response, "modes", None)
         session.modes = modes if isinstance(modes, v1.SessionModeState) else None
         options = getattr(response, "config_options", None)
-        if isinstance(options, list):
-            response.config_options = session.config_options = self._peer.allowed_options(
-                cast("list[Any]", options)
-            )
+        if options is not None and not isinstance(options, UnsetType):
+            response.config_options = session.config_options = self._peer.allowed_options(options)
 
     def _close_route(self, route: RequestRoute) -> RequestRoute:
         async def close_session(params: Any, context: AgentContext) -> Any:
@@ -286,9 +284,9 @@ class AgentRouter:
                 _check_option(session.config_options, params)
             response = await route.invoke(params, context)
             options = getattr(response, "config_options", None)
-            if isinstance(options, list):
+            if options is not None:
                 response.config_options = session.config_options = self._peer.allowed_options(
-                    cast("list[Any]", options)
+                    options
                 )
             return response
 
@@ -368,8 +366,8 @@ def _decoder(params_type: Any) -> Callable[[Any], Any]:
     return decode_params
 
 
-def _list(value: Any) -> list[str]:
-    return cast("list[str]", value) if isinstance(value, list) else []
+def _list(value: list[str] | UnsetType) -> list[str]:
+    return [] if isinstance(value, UnsetType) else value
 
 
 def _accept_directories(params: Any, context: Any) -> Any:  # noqa: ARG001  (the shape of `accept`)
@@ -392,12 +390,9 @@ def _check_option(options: Sequence[Any], params: Any) -> None:
         if not isinstance(params.value, bool):
             raise wrong
         return
-    groups = getattr(option, "options", None)
-    if not isinstance(groups, list):
-        return
     values = [
         choice.value
-        for item in cast("list[Any]", groups)
+        for item in getattr(option, "options", ())
         for choice in (item.options if hasattr(item, "group") else (item,))
     ]
     if params.value not in values:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from antiphon.runtime import InboundCall
-    from antiphon.sessions._client_peer import AgentSession, ClientPeer
+    from antiphon.sessions._agent_session import AgentSession
+    from antiphon.sessions._client_peer import ClientPeer
 
 __all__ = ["ExitStatus", "PermissionAnswer", "Terminal", "ToolCallVerbs", "Turn"]
 
