@@ -8,7 +8,7 @@ from pathlib import Path
 
 import wire
 
-from antiphon import Client, content, spawn
+from antiphon import Client, spawn
 from antiphon.schema import v1
 
 
@@ -34,16 +34,16 @@ def report(updates, seconds, laps):
 async def main():
     job, command = json.loads(sys.argv[1]), sys.argv[2:]
     prompts = job.get("prompts", 1)
-    blocks = [content.text(json.dumps(job["spec"]))]
+    texts = [json.dumps(job["spec"])]
     if job.get("pad"):
-        blocks.append(content.text(wire.text(job["pad"])))
+        texts.append(wire.text(job["pad"]))
     laps = []
 
     async def run(session):
         taken = 0
         for _ in range(prompts):
             begin = time.perf_counter()
-            async with session.prompt(blocks) as turn:
+            async with session.prompt(texts) as turn:
                 async for update in turn:
                     assert update.value is not None  # decoded
                     taken += 1
