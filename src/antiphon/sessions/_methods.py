@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from antiphon._errors import LocalProtocolError
-from antiphon.schema import Method, UnsetType, encode, v1_unstable, variants
+from antiphon.schema import Method, UnsetType, Wire, encode, v1_unstable, variants
 
 __all__ = [
     "Table",
@@ -41,6 +41,7 @@ class Table:
         self.requests: dict[str, dict[str, Method]] = {"agent": {}, "client": {}}
         self.notifications: dict[str, dict[str, Method]] = {"agent": {}, "client": {}}
         self._by_params: dict[type, list[Method]] = {}
+        self._found: dict[tuple[type, str, str], Method] = {}
         for row in methods:
             kinds = self.requests if row.kind == "request" else self.notifications
             for side in ("agent", "client") if row.side == "both" else (row.side,):
@@ -54,18 +55,26 @@ class Table:
         Raises:
             TypeError: no method of that side takes them.
         """
-        for ancestor in type(params).__mro__:
-            for row in self._by_params.get(ancestor, ()):
-                if row.kind == kind and row.side in (side, "both"):
-                    return row
-        # A v1 class whose superset subclass is in the table: look the other way round.
-        for known, rows in self._by_params.items():
-            if issubclass(known, type(params)) and type(params) is not object:
-                for row in rows:
-                    if row.kind == kind and row.side in (side, "both"):
-                        return row
+        key = (type(params), kind, side)
+        row = self._found.get(key)
+        if row is None:
+            row = self._find(*key)
+            if row is not None and isinstance(params, Wire):  # a bound on what is remembered
+                self._found[key] = row
+        if row is not None:
+            return row
         msg = f"no {kind} to the {side} takes {type(params).__name__}"
         raise TypeError(msg)
+
+    def _find(self, params: type, kind: str, side: str) -> Method | None:
+        # The row of the class itself or of a base (a user's subclass), else that of a subclass: a v1
+        # class stands for its superset in the table.
+        kin = [*params.__mro__, *(known for known in self._by_params if issubclass(known, params))]
+        for known in kin:
+            for row in self._by_params.get(known, ()):
+                if row.kind == kind and row.side in (side, "both"):
+                    return row
+        return None
 
 
 @functools.cache
