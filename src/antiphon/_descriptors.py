@@ -8,6 +8,9 @@ Own code instead of asyncio's pipe transports, because those refuse files, hang 
 read with a buffer that is slow to allocate, close a socket that is both ends, and set O_NONBLOCK on
 descriptions that stderr may share, which silently loses log text (decision note 0004).
 
+A loop that is not asyncio's own may set O_NONBLOCK on whatever it watches (uvloop does). Where others
+may hold the description, such a loop is given an epoll object of ours that watches it instead.
+
 ============== ============================ ======================================
 descriptor     reading                      writing
 ============== ============================ ======================================
@@ -26,6 +29,7 @@ Windows
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -40,7 +44,6 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Sequence
 
     Bytes = bytes | memoryview
@@ -89,17 +92,27 @@ def open_reader(
     fd: int,
     receive: Callable[[bytes], None],
     ended: Callable[[OSError | None], None],
+    *,
+    own: bool = False,
 ) -> Reader:
     """Make the right reader for `fd`, which it owns from now on.
 
-    No flag of the descriptor is changed: a descriptor that polls readable does not block a read.
+    No flag is needed or changed: a descriptor that polls readable does not block a read.
+
+    Args:
+        loop: where the reader lives.
+        fd: the descriptor.
+        receive: called with each chunk.
+        ended: called at the end.
+        own: True for a pipe made by this process, whose reading end nobody else has: then it does
+            not matter what the loop does to its flags.
     """
-    if _can_poll(fd):
-        reader = _PollReader(loop, fd, receive, ended)
+    if _can_poll(fd) and _can_watch(loop, own=own):
+        reader = _PollReader(_Watch(loop, fd, own=own), fd, receive, ended)
         try:
             reader.resume()
-        except (OSError, NotImplementedError):  # this loop cannot watch it
-            pass
+        except (OSError, NotImplementedError):  # this loop cannot watch this one
+            reader.forget()
         else:
             reader.pause()
             return reader
@@ -113,6 +126,40 @@ def _can_poll(fd: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
 
 
+def _can_watch(loop: asyncio.AbstractEventLoop, *, own: bool) -> bool:
+    return own or isinstance(loop, asyncio.SelectorEventLoop) or sys.platform == "linux"
+
+
+class _Watch:
+    """Has the loop call a function while a descriptor is ready, and leaves its flags alone."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fd: int, *, own: bool, write: bool = False
+    ) -> None:
+        self._epoll: select.epoll | None = None
+        if own or isinstance(loop, asyncio.SelectorEventLoop):
+            self._fd = fd
+        else:
+            # Other loops may set O_NONBLOCK on what they watch: let it be this object. It is
+            # readable when the descriptor is ready, for reading or for writing.
+            self._epoll = select.epoll()
+            self._epoll.register(fd, select.EPOLLOUT if write else select.EPOLLIN)
+            self._fd = self._epoll.fileno()
+            write = False
+        self._add = loop.add_writer if write else loop.add_reader
+        self._remove = loop.remove_writer if write else loop.remove_reader
+
+    def start(self, function: Callable[[], object]) -> None:
+        self._add(self._fd, function)
+
+    def stop(self) -> None:
+        self._remove(self._fd)
+
+    def close(self) -> None:
+        if self._epoll is not None:
+            self._epoll.close()
+
+
 def _end_of(error: OSError) -> OSError | None:
     # A terminal whose other side is gone says EIO; it is its way to say end of file.
     return None if error.errno == errno.EIO else error
@@ -123,12 +170,12 @@ class _PollReader:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        watch: _Watch,
         fd: int,
         receive: Callable[[bytes], None],
         ended: Callable[[OSError | None], None],
     ) -> None:
-        self._loop = loop
+        self._watch = watch
         self._fd = fd
         self._receive = receive
         self._ended = ended
@@ -136,14 +183,13 @@ class _PollReader:
 
     def resume(self) -> None:
         if self._paused and self._fd >= 0:
-            self._loop.add_reader(self._fd, self._ready)
+            self._watch.start(self._ready)
             self._paused = False
 
     def pause(self) -> None:
         if not self._paused:
             self._paused = True
-            if self._fd >= 0:
-                self._loop.remove_reader(self._fd)
+            self._watch.stop()
 
     def drain(self, most: int) -> None:
         while most > 0 and not self._paused and self._fd >= 0:
@@ -155,7 +201,12 @@ class _PollReader:
         if self._fd >= 0:
             self.pause()
             os.close(self._fd)
-            self._fd = -1
+            self.forget()
+
+    def forget(self) -> None:
+        """Give the descriptor up without closing it."""
+        self._watch.close()
+        self._fd = -1
 
     def _ready(self) -> int:
         if self._paused:
@@ -326,23 +377,25 @@ def open_writer(
         return _ThreadWriter(loop, fd, flow)
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
-        return _PollWriter(loop, _SocketTarget(fd), flow)
+        if not _can_watch(loop, own=own):
+            return _ThreadWriter(loop, fd, flow)
+        return _PollWriter(loop, _SocketTarget(fd), flow, own=own)
     if stat.S_ISFIFO(mode):
         if own:
             os.set_blocking(fd, False)
-            return _PollWriter(loop, _PipeTarget(fd), flow)
+            return _PollWriter(loop, _PipeTarget(fd), flow, own=True)
         reopened = _reopen(fd)
         if reopened is not None:
             os.close(fd)
-            return _PollWriter(loop, _PipeTarget(reopened), flow)
+            return _PollWriter(loop, _PipeTarget(reopened), flow, own=True)
         if _shares_description(fd, 2):
             return _ThreadWriter(loop, fd, flow)
-        return _PollWriter(loop, _PipeTarget(fd, restore=_set_nonblocking(fd)), flow)
+        return _PollWriter(loop, _PipeTarget(fd, restore=_set_nonblocking(fd)), flow, own=True)
     if os.isatty(fd):
         reopened = _reopen(fd)
         if reopened is not None:
             os.close(fd)
-            return _PollWriter(loop, _PipeTarget(reopened), flow)
+            return _PollWriter(loop, _PipeTarget(reopened), flow, own=True)
     return _PollWriter(loop, _FileTarget(fd), flow)
 
 
@@ -517,9 +570,13 @@ class _Writer:
 
 
 class _PollWriter(_Writer):
-    def __init__(self, loop: asyncio.AbstractEventLoop, target: _Target, flow: _Flow) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, target: _Target, flow: _Flow, *, own: bool = True
+    ) -> None:
         super().__init__(loop, flow)
         self._target = target
+        self._own = own
+        self._watch: _Watch | None = None  # while something waits for room
         self._send = target.send
         self._backlog: deque[Bytes] = deque()
         self._open = True
@@ -540,13 +597,13 @@ class _PollWriter(_Writer):
             return
         if sent < len(data):
             self._backlog.append(memoryview(data)[sent:] if sent else data)
-            self._loop.add_writer(self._target.fd, self._ready)
+            self._watch = _Watch(self._loop, self._target.fd, own=self._own, write=True)
+            self._watch.start(self._ready)
             self._added(len(data) - sent)
 
     def close(self) -> None:
         if self._open:
-            if self._backlog:
-                self._forget()
+            self._forget()
             self._open = False
             self._stop()
             self._target.close()
@@ -574,12 +631,11 @@ class _PollWriter(_Writer):
                 break
             rest -= len(piece)
         if not backlog:
-            self._loop.remove_writer(self._target.fd)
+            self._forget()
         self._written(sent)
 
     def _fail(self, error: OSError) -> None:
-        if self._backlog:
-            self._forget()
+        self._forget()
         self._stop()
         # Not from here: the caller of `write` is in the middle of something.
         self._loop.call_soon(self._report, error)
@@ -589,8 +645,11 @@ class _PollWriter(_Writer):
             self._flow.failed(error)
 
     def _forget(self) -> None:
-        self._loop.remove_writer(self._target.fd)
         self._backlog.clear()
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch.close()
+            self._watch = None
 
 
 class _ThreadWriter(_Writer):

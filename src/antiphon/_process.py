@@ -146,7 +146,9 @@ class Child:
 
     def _drain_stderr(self, fd: int, on_line: Callable[[str], object] | None) -> None:
         self._lines = _Lines(on_line) if on_line is not None else None
-        self._stderr = open_reader(self._loop, fd, self._stderr_received, self._stderr_ended)
+        self._stderr = open_reader(
+            self._loop, fd, self._stderr_received, self._stderr_ended, own=True
+        )
         self._stderr.resume()
 
     def _stderr_received(self, data: bytes) -> None:

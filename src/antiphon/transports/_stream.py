@@ -64,7 +64,7 @@ class StreamTransport:
             failed=self._output_failed,
             own=own,
         )
-        self._reader = open_reader(loop, reading, self._received, self._input_ended)
+        self._reader = open_reader(loop, reading, self._received, self._input_ended, own=own)
         if not self._paused:
             self._reader.resume()
 
