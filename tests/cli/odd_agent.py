@@ -231,6 +231,25 @@ def echo() -> None:
     until_the_client_leaves()
 
 
+def mutters() -> None:
+    message = prompt()
+    sys.stderr.write("mutter\n")
+    sys.stderr.flush()
+    end(message)
+    until_the_client_leaves()
+
+
+def babbles() -> None:
+    """Talks until it is told to stop."""
+    message = prompt()
+    os.set_blocking(0, False)
+    while not sys.stdin.buffer.peek(1):
+        say("bla " * 100)
+    end(message, "cancelled")
+    os.set_blocking(0, True)
+    until_the_client_leaves()
+
+
 def escapes() -> None:
     message = prompt()
     say("\x1b]0;pwned\x07red \x1b[31mtext")

@@ -68,6 +68,9 @@ def dispatch(argv: Sequence[str] | None) -> int:
     """Parse and run; returns the exit code."""
     started = time.monotonic()
     words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        _parser().print_help(sys.stderr)
+        return 2
     try:
         options = _parser().parse_args(words)
         options.started = started

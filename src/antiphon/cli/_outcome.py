@@ -195,6 +195,8 @@ def explain(error: BaseException) -> Failure | None:
             )
         case AntiphonError():
             return Failure(kind="protocol", message=_sentence(str(error)))
+        case msgspec.DecodeError():
+            return Failure(kind="protocol", message=f"The agent sent a malformed answer: {error}")
         case _:
             return None
 

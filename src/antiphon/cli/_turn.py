@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -86,12 +87,16 @@ class Run:
         self._terminals: LentTerminals | None = None
         self._turn_is_open = False
         self._why: Failure | None = None
+        self._failed: BaseException | None = None
         self._interrupts = 0
         self._heard = 0.0
         self._asides: set[asyncio.Task[None]] = set()
 
     def play(self) -> Outcome:
         """Run to the end and say how it went. Blocks; must be called in the main thread."""
+        if not self._job.verbose:
+            # The library's log is for who writes agents; a person gets the outcome in words.
+            logging.getLogger("antiphon").addHandler(logging.NullHandler())
         with asyncio.Runner() as runner:
             runner.run(self._play())
         return self.outcome
@@ -103,7 +108,9 @@ class Run:
         self._heard = loop.time()
         self._output.on_lost = self._output_lost
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._interrupted)
+            # Who started us may have meant them to be ignored (nohup, a script's background job).
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._interrupted)
         main = self._main = asyncio.create_task(self._one_turn())
         with self._bounds(loop):
             await asyncio.wait({main})
@@ -141,13 +148,16 @@ class Run:
 
     def _conclude(self, main: asyncio.Task[None]) -> None:
         outcome = self.outcome
-        error = None if main.cancelled() else main.exception()
+        error = self._failed if main.cancelled() else main.exception()
         if self._why is not None:
             outcome.failure = self._why
         elif error is not None:
             outcome.failure = self._explain(error)
             if outcome.failure is None:
                 raise error
+        elif outcome.stop_reason is None:
+            message = f"The run did not end within {self._job.timeout:g} s."
+            outcome.failure = Failure(kind="timeout", message=message)
         if outcome.failure is not None:
             outcome.stop_reason = None
         outcome.permissions = self._decider.requests
@@ -166,18 +176,23 @@ class Run:
             self._main.cancel()
 
     def _kill(self) -> None:
-        """No more time: closing that is cancelled kills the agent's process group at once."""
-        if self._main is not None:
+        """No more time: closing that is cancelled kills the agent's process group at once.
+
+        The first cancellation may only lead into closing, so it is repeated until all is over.
+        """
+        if self._main is not None and not self._main.done():
             self._main.cancel()
+            asyncio.get_running_loop().call_later(0.05, self._kill)
 
     def _timed_out(self) -> None:
-        limit = f"{self._job.timeout:g} s"
-        what = {
-            (False, False): f"The agent was not ready within {limit}.",
-            (True, False): f"The agent did not open a session within {limit}.",
-            (True, True): f"The turn did not end within {limit}.",
-        }[self._agent is not None, self._session is not None]
-        self._stop(self._with_stderr(Failure(kind="timeout", message=what)), self._reserve() / 2)
+        if self._agent is None:
+            # The start-up has the same limit, and knows more: what the agent wrote instead.
+            return
+        what = (
+            "The agent did not open a session" if self._session is None else "The turn did not end"
+        )
+        failure = Failure(kind="timeout", message=f"{what} within {self._job.timeout:g} s.")
+        self._stop(self._with_stderr(failure), self._reserve() / 2)
 
     def _interrupted(self) -> None:
         self._interrupts += 1
@@ -219,6 +234,14 @@ class Run:
     # -- the run itself
 
     async def _one_turn(self) -> None:
+        try:
+            await self._start_and_prompt()
+        except asyncio.CancelledError as cancelled:
+            # Where closing after a failure was cut short, the failure is what counts.
+            self._failed = cancelled.__context__
+            raise
+
+    async def _start_and_prompt(self) -> None:
         job, outcome = self._job, self.outcome
         guard = self._decider.guard
         terminals = self._terminals = LentTerminals(
@@ -234,7 +257,7 @@ class Run:
         limits = Limits(cancel_backstop=0.0)
         if job.timeout is not None:
             # One bound for the whole run takes the place of those of its parts.
-            startup = max(self._left() - self._reserve(), 0.01)
+            startup = max(round(self._left() - self._reserve(), 2), 0.01)
             limits = msgspec.structs.replace(limits, startup_timeout=startup, request_timeout=None)
         async with spawn(
             job.argv,

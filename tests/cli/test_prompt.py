@@ -1,0 +1,368 @@
+"""The command as a whole, as a script sees it: exit codes, lines, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.command import BOUND, COMMAND, antiphon, environment, left_by, odd
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_agent_text_goes_to_stdout_and_everything_else_to_stderr() -> None:
+    ran = antiphon("prompt", "--agent", odd("echo"), "hello out there")
+
+    assert (ran.code, ran.out) == (0, "hello out there ")
+
+
+def test_a_turn_of_the_demo_agent_needs_no_agent_and_changes_nothing(tmp_path: Path) -> None:
+    ran = antiphon("prompt", "--cwd", str(tmp_path), "what can you do?")
+
+    assert ran.code == 0
+    assert "what can you do?" in ran.out
+    assert "I leave the file as it is" in ran.out
+    assert "permission: Repair leap.py -> Leave it as it is (deny without a terminal)" in ran.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_prompt_is_read_from_standard_input() -> None:
+    ran = antiphon("prompt", "--agent", odd("echo"), "-", stdin="zeile eins: ä".encode())
+
+    assert (ran.code, ran.out) == (0, "zeile eins: ä ")
+
+
+def test_json_lines_hold_each_update_as_on_the_wire_from_session_new_on() -> None:
+    ran = antiphon("prompt", "--json", "--agent", odd("chatty"), "x")
+
+    assert ran.code == 0
+    assert ran.out.splitlines() == ran.out.split("\n")[:-1]
+    updates = [line["update"] for line in ran.lines[:-1]]
+    assert updates[0]["_meta"] == {"a": [1.0]}
+    assert updates[1] == {"sessionUpdate": "moon_phase", "phase": 0.5, "deep": {"x": None}}
+    assert '"phase":0.50,"deep"' in ran.out
+    assert '"extra":1e2' in ran.out
+    assert ran.result["updates"] == len(updates)
+    assert ran.result["text"] == "one two\u2028\u0085\ufffd"
+    assert (ran.result["ok"], ran.result["stop_reason"]) == (True, "end_turn")
+    assert "error" not in ran.result
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "stop_reason"),
+    [("refuses", 1, "refusal"), ("new_stop_reason", 1, "went_for_lunch")],
+)
+def test_another_stop_reason_is_exit_code_1(kind: str, code: int, stop_reason: str) -> None:
+    ran = antiphon("prompt", "--json", "--agent", odd(kind), "x")
+
+    assert ran.code == code
+    assert (ran.result["ok"], ran.result["stop_reason"]) == (False, stop_reason)
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        ("no-such-command --at all", "'no-such-command' was not found"),
+        (os.devnull, "not executable"),
+        (odd("exits"), "no API key found"),
+        (odd("banner_and_exits"), "To use ACP mode, please log in first."),
+    ],
+)
+def test_an_agent_that_does_not_start_is_exit_code_3_with_its_words(agent: str, words: str) -> None:
+    ran = antiphon("prompt", "--json", "--agent", agent, "x")
+
+    assert ran.code == 3
+    assert words in ran.err
+    assert "Traceback" not in ran.err
+    assert ran.result["stop_reason"] is None
+    assert ran.result["error"]["kind"] == "start"
+    assert ran.seconds < 5
+
+
+def test_an_agent_that_dies_in_its_turn_is_exit_code_3_with_status_and_last_words() -> None:
+    ran = antiphon("prompt", "--json", "--agent", odd("dies"), "x")
+
+    assert ran.code == 3
+    assert ran.result["text"] == "I will"
+    error = ran.result["error"]
+    assert (error["kind"], error["exit_status"]) == ("died", 9)
+    assert error["stderr"] == "odd: out of memory\n"
+    assert "exit status: 9" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("agent", "kind", "words"),
+    [
+        ("version", "version", "version 99"),
+        ("error", "answer", "model failed"),
+        ("nonsense", "protocol", "stopReason"),
+    ],
+)
+def test_an_error_answer_or_a_broken_protocol_is_exit_code_4(
+    agent: str, kind: str, words: str
+) -> None:
+    ran = antiphon("prompt", "--json", "--agent", odd(agent), "x")
+
+    assert ran.code == 4
+    assert ran.result["error"]["kind"] == kind
+    assert words in ran.err
+
+
+def test_error_object_has_code_and_data_of_the_answer() -> None:
+    error = antiphon("prompt", "--json", "--agent", odd("error"), "x").result["error"]
+
+    assert (error["code"], error["data"]) == (500, {"detail": "the model said 500"})
+
+
+def test_a_login_that_is_needed_is_exit_code_4_and_lists_the_ways() -> None:
+    ran = antiphon("prompt", "--json", "--agent", odd("auth"), "x")
+
+    assert ran.code == 4
+    assert (ran.result["error"]["kind"], ran.result["error"]["code"]) == ("auth", -32000)
+    assert "Sign in with a browser [browser]: opens a page" in ran.err
+    assert "auth login` in a terminal" in ran.err
+
+
+@pytest.mark.parametrize("kind", ["silent", "banner", "stubborn", "deaf", "waits_for_cancel"])
+def test_timeout_bounds_the_whole_run_and_is_exit_code_5(kind: str) -> None:
+    ran = antiphon("prompt", "--json", "--timeout", "2", "--agent", odd(kind), "x")
+
+    assert ran.code == 5
+    assert ran.result["error"]["kind"] == "timeout"
+    assert ran.seconds < 4
+
+
+def test_timeout_shows_what_the_agent_wrote_in_place_of_an_answer() -> None:
+    ran = antiphon("prompt", "--timeout", "1", "--agent", odd("banner"), "x")
+
+    assert ran.code == 5
+    assert "Welcome to odd" in ran.err
+
+
+def test_timeout_bounds_the_end_of_a_run_too() -> None:
+    ran = antiphon("prompt", "--json", "--timeout", "2", "--agent", odd("lingers"), "x")
+
+    assert ran.code == 0
+    assert ran.seconds < 4
+
+
+def test_timeout_bounds_reading_the_prompt() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "prompt", "--json", "--timeout", "0.5", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.wait(BOUND) == 5
+        assert process.stdout is not None
+        assert json.loads(process.stdout.read())["error"]["kind"] == "timeout"
+
+
+def test_silence_of_the_agent_has_a_limit_of_its_own() -> None:
+    ran = antiphon("prompt", "--json", "--silence", "0.3", "--agent", odd("waits_for_cancel"), "x")
+
+    assert ran.code == 5
+    assert "said nothing for 0.3 s" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "TEXT"),
+        ([""], "empty"),
+        (["-"], "empty"),
+        (["--agent", "'", "x"], "No closing quotation"),
+        (["--agent", "", "x"], "empty"),
+        (["--cwd", "/no/such/folder", "x"], "does not exist"),
+        (["--cwd", os.devnull, "x"], "is no folder"),
+        (["--timeout", "soon", "x"], "number of seconds"),
+        (["--timeout", "0", "x"], "number of seconds"),
+        (["--permissions", "maybe", "x"], "invalid choice"),
+        (["--record", "/no/such/folder/x", "x"], "--record"),
+        (["--no-such-option", "x"], "unrecognized"),
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2_and_says_why(arguments: list[str], words: str) -> None:
+    ran = antiphon("prompt", "--json", *arguments)
+
+    assert ran.code == 2
+    assert words in ran.err
+    assert "Traceback" not in ran.err
+    assert ran.result["error"]["kind"] == "usage"
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome"),
+    [
+        ([], {"outcome": "selected", "optionId": "n"}),
+        (["--permissions", "deny"], {"outcome": "selected", "optionId": "n"}),
+        (["--permissions", "ask"], {"outcome": "selected", "optionId": "n"}),
+        (["--permissions", "allow"], {"outcome": "selected", "optionId": "y"}),
+    ],
+)
+def test_permission_requests_are_answered_by_policy(
+    policy: list[str], outcome: dict[str, str]
+) -> None:
+    ran = antiphon("prompt", "--json", *policy, "--agent", odd("asks"), "x")
+
+    assert json.loads(ran.result["text"]) == outcome
+    assert ran.result["permissions"] == 1
+
+
+def test_a_denial_without_a_rejecting_option_is_cancelled_and_never_a_yes() -> None:
+    ran = antiphon("prompt", "--json", "--agent", odd("asks_without_no"), "x")
+
+    assert json.loads(ran.result["text"]) == {"outcome": "cancelled"}
+
+
+@pytest.mark.parametrize(("policy", "done"), [("deny", False), ("ask", False), ("allow", True)])
+def test_writes_and_commands_that_nobody_asked_about_are_decided_by_the_same_policy(
+    policy: str, done: bool, tmp_path: Path
+) -> None:
+    ran = antiphon(
+        *("prompt", "--permissions", policy, "--cwd", str(tmp_path)),
+        *("--agent", odd("writes_and_runs"), "x"),
+    )
+
+    assert ran.out == f"{done} {done}"
+    assert (tmp_path / "odd.txt").exists() is done
+    assert (tmp_path / "ran.txt").exists() is done
+
+
+def test_record_keeps_the_wire_in_both_directions(tmp_path: Path) -> None:
+    file = tmp_path / "wire.ndjson"
+
+    antiphon("prompt", "--record", str(file), "--agent", odd("echo"), "x")
+
+    frames = [json.loads(line) for line in file.read_text().splitlines()]
+    methods = [frame["frame"].get("method") for frame in frames]
+    assert methods[0] == "initialize"
+    assert "session/update" in methods
+    assert len({frame["dir"] for frame in frames}) == 2
+
+
+def test_verbose_shows_the_agents_standard_error() -> None:
+    silent = antiphon("prompt", "--agent", odd("mutters"), "x")
+    verbose = antiphon("prompt", "--verbose", "--agent", odd("mutters"), "x")
+
+    assert "mutter" not in silent.err
+    assert "stderr: mutter" in verbose.err
+
+
+def test_text_in_a_pipe_is_untouched_and_text_elsewhere_cannot_drive_the_terminal() -> None:
+    ran = antiphon("prompt", "--agent", odd("escapes"), "x")
+
+    assert ran.out == "\x1b]0;pwned\x07red \x1b[31mtext"
+    assert "\x1b" not in ran.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_cancels_the_turn_and_is_exit_code_130(number: signal.Signals) -> None:
+    marked = environment()
+    with subprocess.Popen(
+        [*COMMAND, "prompt", "--json", "--agent", odd("waits_for_cancel"), "x"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=marked,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=BOUND)
+
+    assert process.returncode == 130
+    assert json.loads(out)["error"]["kind"] == "interrupted"
+    assert b"Interrupted." in err
+    assert not left_by(marked)
+
+
+def test_a_second_interrupt_stops_at_once() -> None:
+    marked = environment()
+    with subprocess.Popen(
+        [*COMMAND, "prompt", "--agent", odd("deaf"), "x"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=marked,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(7) == b"working"
+        process.send_signal(signal.SIGINT)
+        assert b"interrupt again" in process.stderr.readline()
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=BOUND)
+
+    assert process.returncode == 130
+    assert time.monotonic() - started < 1.5
+    assert not left_by(marked)
+
+
+def test_an_interrupt_during_the_start_ends_the_agent_too() -> None:
+    marked = environment()
+    with subprocess.Popen(
+        [*COMMAND, "prompt", "--verbose", "--agent", odd("stubborn"), "x"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=marked,
+    ) as process:
+        assert process.stderr is not None
+        assert b"stderr: child" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=BOUND)
+
+    assert process.returncode == 130
+    assert not left_by(marked)
+
+
+def test_a_reader_that_leaves_ends_the_turn_without_a_traceback() -> None:
+    marked = environment()
+    with subprocess.Popen(
+        [*COMMAND, "prompt", "--agent", odd("babbles"), "x"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=marked,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(3)
+        process.stdout.close()
+        err = process.stderr.read()
+        assert process.wait(BOUND) == 130
+
+    assert b"Traceback" not in err
+    assert not left_by(marked)
+
+
+def test_the_command_is_run_where_the_user_stands_and_the_session_has_its_folder(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "agent.py").write_text(
+        "import json, os, sys\n"
+        "def read(): return json.loads(sys.stdin.readline())\n"
+        "def answer(m, r): print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], 'result': r}), flush=True)\n"
+        "answer(read(), {'protocolVersion': 1})\n"
+        "m = read(); cwd = m['params']['cwd']; answer(m, {'sessionId': 's'})\n"
+        "m = read()\n"
+        "text = os.getcwd() + ' ' + cwd\n"
+        "update = {'sessionUpdate': 'agent_message_chunk', 'content': {'type': 'text', 'text': text}}\n"
+        "print(json.dumps({'jsonrpc': '2.0', 'method': 'session/update',"
+        " 'params': {'sessionId': 's', 'update': update}}), flush=True)\n"
+        "answer(m, {'stopReason': 'end_turn'})\n"
+    )
+    (tmp_path / "project").mkdir()
+
+    ran = antiphon(
+        *("prompt", "--agent", f"{sys.executable} agent.py", "--cwd", "project", "x"), cwd=tmp_path
+    )
+
+    assert ran.out.split() == [str(tmp_path), str(tmp_path / "project")]
