@@ -40,8 +40,8 @@ class Table:
     def __init__(self, methods: tuple[Method, ...]) -> None:
         self.requests: dict[str, dict[str, Method]] = {"agent": {}, "client": {}}
         self.notifications: dict[str, dict[str, Method]] = {"agent": {}, "client": {}}
-        self._by_params: dict[type, list[Method]] = {}
-        self._found: dict[tuple[type, str, str], Method] = {}
+        self._by_params: dict[type[Any], list[Method]] = {}
+        self._found: dict[tuple[type[Any], str, str], Method] = {}
         for row in methods:
             kinds = self.requests if row.kind == "request" else self.notifications
             for side in ("agent", "client") if row.side == "both" else (row.side,):
@@ -55,10 +55,11 @@ class Table:
         Raises:
             TypeError: no method of that side takes them.
         """
-        key = (type(params), kind, side)
+        cls: type[Any] = params.__class__
+        key = (cls, kind, side)
         row = self._found.get(key)
         if row is None:
-            row = self._find(*key)
+            row = self._find(cls, kind, side)
             if row is not None and isinstance(params, Wire):  # a bound on what is remembered
                 self._found[key] = row
         if row is not None:
@@ -66,7 +67,7 @@ class Table:
         msg = f"no {kind} to the {side} takes {type(params).__name__}"
         raise TypeError(msg)
 
-    def _find(self, params: type, kind: str, side: str) -> Method | None:
+    def _find(self, params: type[Any], kind: str, side: str) -> Method | None:
         # The row of the class itself or of a base (a user's subclass), else that of a subclass: a v1
         # class stands for its superset in the table.
         kin = [*params.__mro__, *(known for known in self._by_params if issubclass(known, params))]
