@@ -28,6 +28,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -325,7 +326,7 @@ class Child:
                     logger.warning("process %d does not end after being killed", self.pid)
                     return
         self._reap()
-        if sys.platform != "win32" and _group_lives(self.pid):
+        if _group_lives(self.pid):
             self.signal_group(signal.SIGTERM)
             left = STRAGGLER_GRACE
             while left > 0 and _group_lives(self.pid):
@@ -336,14 +337,13 @@ class Child:
         """Kill what is left of the process and its group, and release everything, at once.
 
         For when there is no time, or no loop, to await `end`. Idempotent. Blocks until a killed
-        process is gone, which takes about a millisecond, and for at most 0.2 s.
+        process is gone, which takes about a millisecond, and for at most some 0.2 s.
         """
         if self._released.is_set():
             return
         self._ending = True
-        if self._returncode is None or (sys.platform != "win32" and _group_lives(self.pid)):
+        if self._returncode is None or _group_lives(self.pid):
             self.signal_group(_KILL)
-        if self._returncode is None:
             self._wait_blocking()
         if self._returncode is not None:
             self._reap()
@@ -360,15 +360,19 @@ class Child:
         self._released.set()
 
     def _wait_blocking(self) -> None:
-        if self._thread is not None:
+        """Wait for killed processes to be gone, which is a matter of milliseconds."""
+        deadline = time.monotonic() + BLOCKING_KILL_WAIT
+        if self._returncode is None and self._thread is not None:
             self._thread.join(BLOCKING_KILL_WAIT)
             if self._found is not None:
                 self._exited(*self._found)
-        elif self._pidfd >= 0:
+        elif self._returncode is None and self._pidfd >= 0:
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
             poll.poll(BLOCKING_KILL_WAIT * 1000)
             self._look()
+        while _group_lives(self.pid) and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def kill_now(self) -> None:
         """Kill the group without waiting for anything: for the interpreter's exit."""
