@@ -109,7 +109,9 @@ def _formatted(text: str, path: Path, root: Path) -> str:
     ruff = str(beside) if beside.is_file() else shutil.which("ruff")
     if ruff is None:
         raise Refused("ruff is needed to format the generated files: python -m pip install ruff")
-    for step in (("check", "--fix-only", "--select=I,RUF022"), ("format",)):
+    # Named, because ruff would find out by looking at the files beside.
+    ours = '--config=lint.isort.known-first-party=["antiphon"]'
+    for step in (("check", "--fix-only", "--select=I,RUF022", ours), ("format",)):
         done = subprocess.run(
             [ruff, *step, "--quiet", f"--stdin-filename={path}", "-"],
             input=text,

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import msgspec
 from hypothesis import strategies as st
 from msgspec import UNSET
-from scripts.schema_generator.command import load_models
-from scripts.schema_generator.model import (
+from schema_generator.command import load_models
+from schema_generator.model import (
     Alias,
     Basic,
     ByMethod,
