@@ -539,15 +539,11 @@ def test_what_is_reached_is_what_the_system_means(
                 assert identity(place) == (status.st_dev, status.st_ino)
             elif not place.wants_directory:
                 # Names that do not exist cancel `..` here; for the system they do not exist.
-                assert not Path(path).exists()
+                assert not os.access(path, os.F_OK)
     except _errors.InvalidParams as error:
         why = reason(error)
-        if why == "too_many_symlinks":
-            with pytest.raises(OSError, match="symbolic links"):
-                Path(path).stat()
-        elif why == "not_a_directory":
-            with pytest.raises(OSError, match=r"."):
-                Path(path).stat()
+        if why in {"too_many_symlinks", "not_a_directory"}:
+            assert not os.access(path, os.F_OK)
         elif why == "path_traversal":
             # By its text or, past names that do not exist, on the way.
             text = os.path.normpath(path)

@@ -372,7 +372,7 @@ async def test_a_failing_step_leaves_the_old_file_and_nothing_else(
         raise OSError(28, "no space")
 
     files = Files(root)
-    monkeypatch.setattr(files_module.os, step, failing)
+    monkeypatch.setattr(os, step, failing)
     code, message, data = await error_of(write(files, root / "f", "new"))
     assert (code, message) == (-32603, "Internal error")
     assert data == {"reason": "write_failed", "path": f"{root}/f", "errno": "ENOSPC"}
@@ -538,7 +538,7 @@ async def test_each_session_reads_in_its_own_directories(tmp_path: Path) -> None
     for path in (one / "f", extra / "f"):
         assert (await error_of(read(files, path, second)))[2]["reason"] == "path_traversal"
     assert (await error_of(read(files, one / "f", Ctx())))[2]["reason"] == "path_traversal"
-    files.release_session("1")
+    await files.release_session("1")
     assert await read(files, one / "f", first) == "one"
 
 

@@ -7,5 +7,6 @@ what is advertised are left to `runtime` and `Client`.
 
 from antiphon.services._context import Guard, Operation, ServiceContext
 from antiphon.services._files import Files
+from antiphon.services._terminals import Terminals
 
-__all__ = ["Files", "Guard", "Operation", "ServiceContext"]
+__all__ = ["Files", "Guard", "Operation", "ServiceContext", "Terminals"]

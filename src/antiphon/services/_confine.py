@@ -104,6 +104,11 @@ class Roots:
     def __bool__(self) -> bool:
         return bool(self._real)
 
+    @property
+    def first(self) -> str:
+        """The real path of the first root; "/" where there is none, which nothing then holds."""
+        return "/" + b"/".join(next(iter(self._real.values()), ())).decode("utf-8", "replace")
+
     def locate(self, path: str) -> Place:
         """Walk an absolute path; the place holds a descriptor that the caller closes.
 

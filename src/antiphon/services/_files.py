@@ -180,8 +180,8 @@ class Files:
                 place.close()
         return v1.WriteTextFileResponse()
 
-    def release_session(self, session_id: str) -> None:
-        """Forget what the session's roots were pinned to. Idempotent."""
+    async def release_session(self, session_id: str) -> None:
+        """Forget what the session's roots were pinned to. Idempotent, never suspended."""
         self._pins.release(session_id)
 
 

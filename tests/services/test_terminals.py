@@ -1,0 +1,777 @@
+"""Terminals for an agent: their life from create to release, their output, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET, json
+
+from antiphon import _errors
+from antiphon.schema import v1, v1_unstable
+from antiphon.services import Operation, Terminals
+from antiphon.services._terminals import OutputTail, signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+class Ctx:
+    def __init__(self, *roots: str | Path, session_id: str = "s") -> None:
+        self.session_id = session_id
+        self.roots = [str(root) for root in roots]
+
+
+class Agent:
+    """The calls an agent makes, as one session of it."""
+
+    def __init__(self, terminals: Terminals, ctx: Ctx) -> None:
+        self.terminals = terminals
+        self.ctx = ctx
+
+    async def create(self, command: str, *args: str, **more: Any) -> str:
+        params = v1_unstable.CreateTerminalRequest(
+            session_id="s", command=command, args=list(args), **more
+        )
+        return (await self.terminals.create_terminal(params, self.ctx)).terminal_id
+
+    async def sh(self, script: str, **more: Any) -> str:
+        return await self.create("sh", "-c", script, **more)
+
+    async def python(self, script: str, **more: Any) -> str:
+        return await self.create(sys.executable, "-c", script, **more)
+
+    async def output(self, terminal_id: str) -> v1.TerminalOutputResponse:
+        params = v1_unstable.TerminalOutputRequest(session_id="s", terminal_id=terminal_id)
+        return await self.terminals.terminal_output(params, self.ctx)
+
+    async def wait(self, terminal_id: str) -> v1.WaitForTerminalExitResponse:
+        params = v1_unstable.WaitForTerminalExitRequest(session_id="s", terminal_id=terminal_id)
+        return await self.terminals.wait_for_terminal_exit(params, self.ctx)
+
+    async def kill(self, terminal_id: str) -> None:
+        params = v1_unstable.KillTerminalRequest(session_id="s", terminal_id=terminal_id)
+        assert await self.terminals.kill_terminal(params, self.ctx) == v1.KillTerminalResponse()
+
+    async def release(self, terminal_id: str) -> None:
+        params = v1_unstable.ReleaseTerminalRequest(session_id="s", terminal_id=terminal_id)
+        answer = await self.terminals.release_terminal(params, self.ctx)
+        assert answer == v1.ReleaseTerminalResponse()
+
+    async def run(self, command: str, *args: str, **more: Any) -> str:
+        terminal_id = await self.create(command, *args, **more)
+        await self.wait(terminal_id)
+        return (await self.output(terminal_id)).output
+
+    async def until(self, terminal_id: str, text: str) -> None:
+        """Wait until the output contains `text`; the test's own bound ends it otherwise."""
+        while text not in (await self.output(terminal_id)).output:
+            await asyncio.sleep(0.005)
+
+
+async def error_of(doing: Awaitable[object]) -> tuple[int, str, Any]:
+    with pytest.raises(_errors.RequestError) as caught:
+        await doing
+    return caught.value.code, caught.value.message, caught.value.data
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path.resolve() / "w"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def terminals() -> Terminals:
+    return Terminals(kill_grace=0.5)
+
+
+@pytest.fixture
+def agent(terminals: Terminals, root: Path) -> Agent:
+    return Agent(terminals, Ctx(root))
+
+
+# --- life ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.covers("R1-111", "R1-113", "R1-114")
+async def test_a_terminal_from_create_to_release(agent: Agent, loop_factory: object) -> None:
+    terminal_id = await agent.sh("echo out; echo err >&2; read line; exit 3")
+    assert await agent.wait(terminal_id) == v1.WaitForTerminalExitResponse(exit_code=3, signal=None)
+    assert await agent.output(terminal_id) == v1.TerminalOutputResponse(
+        output="out\nerr\n",
+        truncated=False,
+        exit_status=v1.TerminalExitStatus(exit_code=3, signal=None),
+    )
+    await agent.release(terminal_id)
+    for doing in (agent.output, agent.wait, agent.kill, agent.release):
+        code, message, data = await error_of(doing(terminal_id))
+        assert (code, message) == (-32002, "Resource not found")
+        assert data == {"terminalId": terminal_id}
+
+
+@pytest.mark.covers("R1-111", "R1-113")
+async def test_a_running_command_has_output_and_no_status(agent: Agent) -> None:
+    terminal_id = await agent.sh("echo begun; exec sleep 60")
+    await agent.until(terminal_id, "begun\n")
+    answer = await agent.output(terminal_id)
+    assert answer.exit_status is UNSET
+    assert b"exitStatus" not in json.encode(answer)
+    await agent.release(terminal_id)
+
+
+@pytest.mark.covers("R1-114")
+async def test_a_killed_terminal_keeps_its_id(agent: Agent) -> None:
+    terminal_id = await agent.sh("echo begun; sleep 60")
+    await agent.until(terminal_id, "begun")
+    await agent.kill(terminal_id)
+    for _ in range(2):
+        answer = await agent.output(terminal_id)
+        assert answer.output == "begun\n"
+        assert answer.exit_status == v1.TerminalExitStatus(exit_code=None, signal="SIGTERM")
+        assert (await agent.wait(terminal_id)).signal == "SIGTERM"
+        await agent.kill(terminal_id)
+    await agent.release(terminal_id)
+
+
+@pytest.mark.covers("R1-118")
+async def test_a_command_that_ignores_term_is_killed(agent: Agent) -> None:
+    terminal_id = await agent.sh("trap '' TERM; echo begun; while :; do sleep 60; done")
+    await agent.until(terminal_id, "begun")
+    await agent.kill(terminal_id)
+    answer = json.encode((await agent.output(terminal_id)).exit_status)
+    assert json.decode(answer) == {"exitCode": None, "signal": "SIGKILL"}
+    await agent.release(terminal_id)
+
+
+@pytest.mark.covers("R1-118")
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGSEGV", "SIGHUP"])
+async def test_a_death_by_signal_is_told_by_its_name(agent: Agent, name: str) -> None:
+    terminal_id = await agent.sh(f"ulimit -c 0; kill -{name.removeprefix('SIG')} $$")
+    assert await agent.wait(terminal_id) == v1.WaitForTerminalExitResponse(
+        exit_code=None, signal=name
+    )
+    await agent.release(terminal_id)
+
+
+@pytest.mark.covers("R1-117")
+async def test_all_who_wait_are_answered_and_late_ones_at_once(agent: Agent, root: Path) -> None:
+    os.mkfifo(root / "fifo")
+    terminal_id = await agent.create("cat", "fifo")
+    waiting = [asyncio.create_task(agent.wait(terminal_id)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.to_thread((root / "fifo").write_text, "x")
+    assert [(await task).exit_code for task in waiting[1:]] == [0, 0]
+    assert waiting[0].cancelled()
+    assert (await agent.wait(terminal_id)).exit_code == 0
+    await agent.release(terminal_id)
+
+
+async def test_a_release_ends_a_wait(agent: Agent) -> None:
+    terminal_id = await agent.sh("sleep 60")
+    waiting = asyncio.create_task(agent.wait(terminal_id))
+    await asyncio.sleep(0)
+    await agent.release(terminal_id)
+    assert (await waiting).signal == "SIGTERM"
+
+
+async def test_an_id_is_of_no_use_while_its_terminal_is_being_released(agent: Agent) -> None:
+    terminal_id = await agent.sh("trap '' TERM; echo begun; while :; do sleep 60; done")
+    await agent.until(terminal_id, "begun")
+    releasing = asyncio.create_task(agent.release(terminal_id))
+    await asyncio.sleep(0)
+    assert (await error_of(agent.output(terminal_id)))[0] == -32002
+    await releasing
+
+
+@pytest.mark.parametrize("verb", ["kill", "release"])
+async def test_a_cancelled_ending_goes_on(agent: Agent, terminals: Terminals, verb: str) -> None:
+    terminal_id = await agent.sh("trap '' TERM; echo begun; while :; do sleep 60; done")
+    await agent.until(terminal_id, "begun")
+    waiting = asyncio.create_task(agent.wait(terminal_id))
+    ending = asyncio.create_task(getattr(agent, verb)(terminal_id))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    ending.cancel()
+    assert (await waiting).signal == "SIGKILL"
+    assert ending.cancelled()
+    await terminals.aclose()
+
+
+async def test_the_exit_is_told_though_a_child_of_the_command_holds_its_output(
+    agent: Agent, loop_factory: object
+) -> None:
+    terminal_id = await agent.sh("sleep 60 & echo started $!")
+    assert (await agent.wait(terminal_id)).exit_code == 0
+    output = (await agent.output(terminal_id)).output
+    assert output.startswith("started ")
+    child = psutil.Process(int(output.split()[1]))
+    assert child.is_running()
+    await agent.release(terminal_id)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("script", ["sleep 60 & echo $!; wait", "sleep 60 & echo $!"])
+async def test_a_kill_ends_the_whole_tree(agent: Agent, script: str) -> None:
+    terminal_id = await agent.sh(script)
+    await agent.until(terminal_id, "\n")
+    child = psutil.Process(int((await agent.output(terminal_id)).output))
+    await agent.kill(terminal_id)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert (await agent.output(terminal_id)).exit_status is not UNSET
+    await agent.release(terminal_id)
+
+
+async def test_what_a_child_writes_after_the_exit_is_kept_too(agent: Agent, root: Path) -> None:
+    os.mkfifo(root / "go")
+    terminal_id = await agent.sh("(cat go; echo later) & echo first")
+    await agent.wait(terminal_id)
+    assert (await agent.output(terminal_id)).output == "first\n"
+    await asyncio.to_thread((root / "go").write_text, "go\n")
+    await agent.until(terminal_id, "go\nlater\n")
+    await agent.release(terminal_id)
+
+
+async def test_a_late_read_after_the_output_was_emptied_does_not_wait_for_who_holds_it(
+    agent: Agent, terminals: Terminals
+) -> None:
+    terminal_id = await agent.sh("sleep 60 & echo started")
+    await agent.wait(terminal_id)
+    # The loop had seen the pipe readable, and calls only now.
+    reader: Any = terminals._sessions["s"].terminals[terminal_id]._reader
+    reader._ready()
+    assert (await agent.output(terminal_id)).output == "started\n"
+    await agent.release(terminal_id)
+
+
+# --- sessions -----------------------------------------------------------------------------------
+
+
+async def test_a_terminal_is_unknown_to_other_sessions(terminals: Terminals, root: Path) -> None:
+    one = Agent(terminals, Ctx(root, session_id="1"))
+    two = Agent(terminals, Ctx(root, session_id="2"))
+    terminal_id = await one.create("true")
+    await two.run("true")
+    for doing in (two.output, two.wait, two.kill, two.release):
+        assert (await error_of(doing(terminal_id)))[0] == -32002
+    assert (await one.wait(terminal_id)).exit_code == 0
+    await terminals.aclose()
+
+
+async def test_an_unknown_id_before_any_terminal_is_not_found(agent: Agent) -> None:
+    # Agents show terminals that are theirs alone (`_meta.terminal_info`); asking is no accident.
+    assert (await error_of(agent.output("toolu_1")))[0] == -32002
+
+
+async def test_releasing_a_session_ends_its_terminals_only(
+    terminals: Terminals, root: Path
+) -> None:
+    one = Agent(terminals, Ctx(root, session_id="1"))
+    two = Agent(terminals, Ctx(root, session_id="2"))
+    ids = [await one.sh("sleep 60") for _ in range(3)]
+    other = await two.sh("sleep 60")
+    waiting = [asyncio.create_task(one.wait(terminal_id)) for terminal_id in ids]
+    await asyncio.sleep(0)
+    await terminals.release_session("1")
+    await terminals.release_session("1")
+    assert [(await task).signal for task in waiting] == ["SIGTERM"] * 3
+    assert (await error_of(one.output(ids[0])))[0] == -32002
+    assert (await two.output(other)).exit_status is UNSET
+    await terminals.aclose()
+    await terminals.aclose()
+
+
+async def test_closing_waits_for_what_is_already_being_released(
+    agent: Agent, terminals: Terminals
+) -> None:
+    terminal_id = await agent.sh("trap '' TERM; echo $$; while :; do sleep 60; done")
+    await agent.until(terminal_id, "\n")
+    pid = int((await agent.output(terminal_id)).output)
+    releasing = asyncio.create_task(agent.release(terminal_id))
+    await asyncio.sleep(0)
+    await terminals.aclose()
+    assert not psutil.pid_exists(pid)
+    await releasing
+
+
+async def test_a_session_has_a_bounded_number_of_terminals(root: Path) -> None:
+    terminals = Terminals(per_session=2)
+    agent = Agent(terminals, Ctx(root))
+    first = await agent.create("true")
+    await agent.create("true")
+    code, message, data = await error_of(agent.create("true"))
+    assert (code, message) == (-32603, "Too many terminals")
+    assert data == {"reason": "too_many_terminals", "limit": 2}
+    await Agent(terminals, Ctx(root, session_id="2")).create("true")
+    await agent.release(first)
+    await agent.create("true")
+    await terminals.aclose()
+    assert Terminals().per_session == 32
+
+
+# --- being asked --------------------------------------------------------------------------------
+
+
+async def test_the_guard_is_asked_for_the_command_as_it_will_run(root: Path) -> None:
+    asked: list[Operation] = []
+
+    async def guard(operation: Operation) -> bool:
+        asked.append(operation)
+        return True
+
+    (root / "d").mkdir()
+    (root / "l").symlink_to("d")
+    terminals = Terminals(guard=guard)
+    agent = Agent(terminals, Ctx(root))
+    env = [v1.EnvVariable(name="X", value="1")]
+    await agent.create("echo", "a b", cwd=f"{root}/l", env=env)
+    await agent.create("echo hi | wc -c")
+    assert asked == [
+        Operation(
+            kind="execute",
+            session_id="s",
+            title="echo 'a b'",
+            command=["echo", "a b"],
+            cwd=f"{root}/d",
+            env={"X": "1"},
+        ),
+        Operation(
+            kind="execute",
+            session_id="s",
+            title="echo hi | wc -c",
+            command=["/bin/sh", "-c", "echo hi | wc -c"],
+            cwd=str(root),
+        ),
+    ]
+    await terminals.aclose()
+
+
+@pytest.mark.parametrize("answer", [False, None, 1])
+async def test_anything_but_true_starts_nothing(root: Path, answer: Any) -> None:
+    async def guard(operation: Operation) -> bool:
+        return answer  # type: ignore[no-any-return]
+
+    agent = Agent(Terminals(guard=guard), Ctx(root))
+    code, message, data = await error_of(agent.create("touch", "made"))
+    assert (code, message) == (-32603, "Permission denied")
+    assert data == {"reason": "permission_denied"}
+    assert os.listdir(root) == []
+
+
+async def test_commands_being_decided_about_count_as_terminals(root: Path) -> None:
+    go = asyncio.Event()
+
+    async def guard(operation: Operation) -> bool:
+        await go.wait()
+        return True
+
+    terminals = Terminals(guard=guard, per_session=2)
+    agent = Agent(terminals, Ctx(root))
+    creating = [asyncio.create_task(agent.create("true")) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert (await error_of(agent.create("true")))[2]["reason"] == "too_many_terminals"
+    creating[0].cancel()
+    await asyncio.wait(creating[:1])
+    creating.append(asyncio.create_task(agent.create("true")))
+    go.set()
+    await asyncio.gather(*creating[1:])
+    await terminals.aclose()
+
+
+async def test_a_command_allowed_after_its_session_was_released_is_not_started(
+    root: Path,
+) -> None:
+    async def guard(operation: Operation) -> bool:
+        await lent.release_session("s")
+        return True
+
+    lent = Terminals(guard=guard)
+    code, _, data = await error_of(Agent(lent, Ctx(root)).create("touch", "made"))
+    assert (code, data) == (-32603, {"reason": "session_released"})
+    assert os.listdir(root) == []
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("echo out; echo err 1>&2; exit 3", "out\nerr\n"),
+        ("echo hi | wc -c", "3\n"),
+        ("echo $HOME_OF_NOBODY.", ".\n"),
+        ("echo 'a  b'", "a  b\n"),
+        ("echo one\necho two", "one\ntwo\n"),
+        ("pwd", "{root}\n"),
+        ("{root}/my tool", "tool in {root}\n"),
+        ("./my tool", "tool in {root}\n"),
+    ],
+)
+async def test_a_whole_line_as_command_is_run_by_a_shell(
+    agent: Agent, terminals: Terminals, root: Path, command: str, output: str
+) -> None:
+    (root / "my tool").write_text("#!/bin/sh\necho tool in $PWD\n")
+    (root / "my tool").chmod(0o755)
+    command = command.replace("{root}", str(root))
+    answer = (await agent.run(command)).replace(" ", "") if "wc" in command else None
+    expected = output.replace("{root}", str(root))
+    assert (answer or await agent.run(command)) == expected
+    await terminals.aclose()
+
+
+async def test_arguments_never_reach_a_shell(agent: Agent, terminals: Terminals) -> None:
+    words = ["a; touch made", "$(touch made)", "'\"\n", "a b", ""]
+    script = "import sys; print(sys.argv[1:])"
+    assert await agent.run(sys.executable, "-c", script, *words) == f"{words}\n"
+    code, _, data = await error_of(agent.create("echo hi;", "x"))
+    assert (code, data) == (-32602, {"reason": "command_not_found", "command": "echo hi;"})
+    assert os.listdir(agent.ctx.roots[0]) == []
+    await terminals.aclose()
+
+
+async def test_the_shell_can_be_switched_off(root: Path) -> None:
+    terminals = Terminals(shell_fallback=False)
+    agent = Agent(terminals, Ctx(root))
+    code, _, data = await error_of(agent.create("echo hi"))
+    assert (code, data) == (-32602, {"reason": "command_not_found", "command": "echo hi"})
+    assert await agent.run("echo", "hi") == "hi\n"
+    await terminals.aclose()
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("", "command_invalid"),
+        ("a\0b", "command_invalid"),
+        ("no-such-program-anywhere", "command_not_found"),
+        ("./missing", "command_not_found"),
+        ("./plain", "command_not_found"),
+        ("./folder", "command_not_found"),
+        ("./broken", "cannot_start"),
+    ],
+)
+async def test_what_cannot_be_run_is_refused_and_leaves_no_terminal(
+    root: Path, command: str, reason: str
+) -> None:
+    (root / "plain").touch()
+    (root / "folder").mkdir()
+    (root / "broken").write_text("#!/no/such/interpreter\n")
+    (root / "broken").chmod(0o755)
+    terminals = Terminals(per_session=1)
+    agent = Agent(terminals, Ctx(root))
+    for _ in range(2):
+        code, message, data = await error_of(agent.create(command))
+        assert (code, message, data["reason"]) == (-32602, "Invalid params", reason)
+    if "\0" not in command:
+        await error_of(agent.create("echo", "a\0b"))
+    await agent.run("true")
+    await terminals.aclose()
+
+
+async def test_arguments_that_are_too_long_are_refused(agent: Agent) -> None:
+    code, _, data = await error_of(agent.create("echo", "x" * (3 * MIB)))
+    assert (code, data) == (-32602, {"reason": "cannot_start", "command": "echo"})
+
+
+async def test_a_command_gets_no_input_of_ours(agent: Agent, terminals: Terminals) -> None:
+    assert await agent.run("cat") == ""
+    await terminals.aclose()
+
+
+# --- environment --------------------------------------------------------------------------------
+
+
+async def environment(agent: Agent, **more: Any) -> dict[str, str]:
+    text = await agent.run("/usr/bin/env", "-0", **more)
+    return dict(entry.split("=", 1) for entry in text.split("\0") if entry)
+
+
+async def test_the_environment_is_the_essential_one_then_ours_then_the_agents(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_X", "1")
+    terminals = Terminals(env={"OURS": "1", "BOTH": "ours"})
+    agent = Agent(terminals, Ctx(root))
+    entries = [("AGENTS", "a=b c"), ("BOTH", "agent's"), ("TWICE", "1"), ("TWICE", "2")]
+    env = await environment(
+        agent, env=[v1.EnvVariable(name=name, value=value) for name, value in entries]
+    )
+    assert "SECRET_X" not in env
+    assert env["PATH"] == os.environ["PATH"]
+    assert env["PWD"] == str(root)
+    assert env["OURS"] == "1"
+    assert env["BOTH"] == "agent's"
+    assert env["AGENTS"] == "a=b c"
+    assert env["TWICE"] == "2"
+    await terminals.aclose()
+    terminals = Terminals(env=os.environ)
+    assert (await environment(Agent(terminals, Ctx(root))))["SECRET_X"] == "1"
+    await terminals.aclose()
+
+
+@pytest.mark.parametrize(("name", "value"), [("", "1"), ("A=B", "1"), ("A\0", "1"), ("A", "\0")])
+async def test_a_variable_that_cannot_exist_is_refused(agent: Agent, name: str, value: str) -> None:
+    env = [v1.EnvVariable(name=name, value=value)]
+    code, _, data = await error_of(agent.create("true", env=env))
+    assert (code, data) == (-32602, {"reason": "env_invalid", "name": name})
+
+
+async def test_a_program_is_searched_on_the_path_that_the_command_gets(
+    agent: Agent, terminals: Terminals, root: Path
+) -> None:
+    (root / "my tool").write_text("#!/bin/sh\necho found\n")
+    (root / "my tool").chmod(0o755)
+    env = [v1.EnvVariable(name="PATH", value=f"{root}:/bin:/usr/bin")]
+    assert await agent.run("my tool", env=env) == "found\n"
+    await terminals.aclose()
+
+
+# --- working directory --------------------------------------------------------------------------
+
+
+@pytest.mark.covers("R1-118")
+async def test_a_command_runs_in_its_cwd_or_the_first_directory_of_its_session(
+    terminals: Terminals, root: Path, tmp_path: Path
+) -> None:
+    extra = tmp_path.resolve() / "extra"
+    extra.mkdir()
+    (root / "d").mkdir()
+    (root / "l").symlink_to("d")
+    agent = Agent(terminals, Ctx(root, extra))
+    for cwd, expected in (
+        (UNSET, root),
+        (None, root),
+        (str(root), root),
+        (f"{root}/d/", root / "d"),
+        (f"{root}/l", root / "d"),
+        (str(extra), extra),
+    ):
+        assert await agent.run("/bin/pwd", cwd=cwd) == f"{expected}\n"
+    await terminals.aclose()
+
+
+@pytest.mark.parametrize(
+    ("cwd", "expected"),
+    [
+        ("d", (-32602, "path_not_absolute")),
+        ("/", (-32602, "path_traversal")),
+        ("{root}/..", (-32602, "path_traversal")),
+        ("{root}2", (-32602, "path_traversal")),
+        ("{root}/out", (-32602, "symlink_escape")),
+        ("{root}/f", (-32602, "not_a_directory")),
+        ("{root}/none", (-32002, None)),
+        ("{root}/none/", (-32002, None)),
+    ],
+)
+async def test_a_cwd_is_confined_like_a_file(
+    agent: Agent, root: Path, cwd: str, expected: tuple[int, str | None]
+) -> None:
+    (root / "f").touch()
+    (root / "out").symlink_to("/")
+    code, _, data = await error_of(agent.create("true", cwd=cwd.replace("{root}", str(root))))
+    assert (code, data.get("reason")) == expected
+
+
+async def test_roots_of_its_own_hold_against_the_sessions(root: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    terminals = Terminals(root)
+    agent = Agent(terminals, Ctx(other))
+    assert (await error_of(agent.create("true")))[2]["reason"] == "path_traversal"
+    assert await agent.run("/bin/pwd", cwd=str(root)) == f"{root}\n"
+    assert await Agent(terminals, Ctx()).run("/bin/pwd") == f"{root}\n"
+    await terminals.aclose()
+
+
+async def test_without_any_directory_nothing_is_run(terminals: Terminals) -> None:
+    assert (await error_of(Agent(terminals, Ctx()).create("true")))[2]["reason"] == (
+        "path_traversal"
+    )
+
+
+async def test_the_directory_that_was_allowed_is_the_one_entered_whatever_is_swapped(
+    root: Path, tmp_path: Path
+) -> None:
+    (root / "d").mkdir()
+
+    async def guard(operation: Operation) -> bool:
+        (root / "d").rename(root / "moved")
+        (root / "d").symlink_to(tmp_path)
+        return True
+
+    terminals = Terminals(guard=guard)
+    agent = Agent(terminals, Ctx(root))
+    assert await agent.run("/bin/pwd", cwd=f"{root}/d") == f"{root}/moved\n"
+    await terminals.aclose()
+
+
+async def test_where_descriptors_have_no_names_the_real_path_is_entered(
+    agent: Agent, terminals: Terminals, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    terminal_id = await agent.create("/bin/pwd")
+    monkeypatch.undo()
+    await agent.wait(terminal_id)
+    assert (await agent.output(terminal_id)).output == f"{root}\n"
+    await terminals.aclose()
+
+
+# --- output -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    [(0, ""), (1, ""), (2, ""), (3, "€"), (4, "€"), (7, "€€"), (14, "a€€€€"), (15, None)],
+)
+@pytest.mark.covers("R1-112")
+async def test_the_end_of_the_output_is_kept_cut_between_characters(
+    agent: Agent, terminals: Terminals, limit: int, kept: str | None
+) -> None:
+    terminal_id = await agent.create("printf", "aaa€€€€", output_byte_limit=limit)
+    await agent.wait(terminal_id)
+    answer = await agent.output(terminal_id)
+    whole = "aaa€€€€"
+    # Thirteen bytes of which the last twelve are four characters: 13 and more keep letters.
+    expected = whole[-(limit - 12 + 4) :] if kept is None or limit > 12 else kept
+    assert answer.output == expected
+    assert answer.truncated == (limit < 15)
+    await terminals.aclose()
+
+
+async def test_a_limit_of_zero_on_no_output_has_lost_nothing(
+    agent: Agent, terminals: Terminals
+) -> None:
+    terminal_id = await agent.create("true", output_byte_limit=0)
+    await agent.wait(terminal_id)
+    answer = await agent.output(terminal_id)
+    assert (answer.output, answer.truncated) == ("", False)
+    await terminals.aclose()
+
+
+@pytest.mark.parametrize("limit", [UNSET, None, 1000, 10**12])
+async def test_no_more_is_kept_than_we_allow(root: Path, limit: Any) -> None:
+    terminals = Terminals(output_bytes=1000)
+    agent = Agent(terminals, Ctx(root))
+    terminal_id = await agent.python("print('x' * 5000)", output_byte_limit=limit)
+    await agent.wait(terminal_id)
+    assert (await agent.output(terminal_id)).output == "x" * 999 + "\n"
+    await terminals.aclose()
+    assert Terminals().output_bytes == MIB
+
+
+async def test_the_tail_of_much_output_is_exact_and_complete_at_the_exit(
+    agent: Agent, terminals: Terminals
+) -> None:
+    script = "for n in range(400_000): print('line', n)"
+    terminal_id = await agent.python(script, output_byte_limit=100_000)
+    assert (await agent.wait(terminal_id)).exit_code == 0
+    answer = await agent.output(terminal_id)
+    whole = "".join(f"line {number}\n" for number in range(400_000))
+    assert answer.output == whole[-100_000:]
+    assert answer.truncated
+    await terminals.aclose()
+
+
+async def test_half_a_character_is_held_back_until_it_is_whole(
+    agent: Agent, terminals: Terminals, root: Path
+) -> None:
+    os.mkfifo(root / "go")
+    os.mkfifo(root / "done")
+    script = (
+        "import sys\n"
+        "for byte in b'<', b'\\xe2', b'\\x82', b'\\xac', b'>', b'\\xe2':\n"
+        "    open('go').read()\n"
+        "    sys.stdout.buffer.raw.write(byte)\n"
+        "    open('done', 'w').close()"
+    )
+    terminal_id = await agent.python(script)
+    for expected in ("<", "<", "<", "<€", "<€>"):
+        await asyncio.to_thread((root / "go").write_text, "x")
+        await asyncio.to_thread((root / "done").read_text)
+        await agent.until(terminal_id, expected)
+        assert (await agent.output(terminal_id)).output == expected
+    await asyncio.to_thread((root / "go").write_text, "x")
+    await asyncio.to_thread((root / "done").read_text)
+    await agent.wait(terminal_id)
+    await agent.until(terminal_id, "<€>\ufffd")  # nothing completes it any more
+    await terminals.aclose()
+
+
+async def test_output_that_is_no_text_stays_within_the_limit(
+    agent: Agent, terminals: Terminals
+) -> None:
+    script = "import os; os.write(1, bytes(range(128, 256)) * 8)"
+    terminal_id = await agent.python(script, output_byte_limit=500)
+    await agent.wait(terminal_id)
+    answer = await agent.output(terminal_id)
+    assert 497 < len(answer.output.encode()) <= 500
+    assert set(answer.output) == {"\ufffd"}
+    assert answer.truncated
+    await terminals.aclose()
+
+
+async def test_endless_output_holds_up_nothing_else(agent: Agent, terminals: Terminals) -> None:
+    endless = await agent.create("yes")
+    await agent.until(endless, "y\ny\n")
+    assert await agent.run("echo", "hi") == "hi\n"
+    await agent.kill(endless)
+    assert set((await agent.output(endless)).output) <= {"y", "\n"}
+    await terminals.aclose()
+
+
+async def test_an_endless_writer_left_behind_does_not_delay_the_exit(
+    agent: Agent, terminals: Terminals
+) -> None:
+    terminal_id = await agent.sh("yes & echo started")
+    assert (await agent.wait(terminal_id)).exit_code == 0
+    await agent.release(terminal_id)
+    await terminals.aclose()
+
+
+@settings(max_examples=200)
+@given(
+    pieces=st.lists(
+        st.one_of(st.binary(max_size=6), st.text("a€😀é", max_size=6).map(str.encode)), max_size=12
+    ),
+    most=st.integers(0, 24),
+)
+def test_a_tail_is_the_end_of_the_whole_wherever_it_is_cut(pieces: list[bytes], most: int) -> None:
+    tail = OutputTail(most)
+    for piece in pieces:
+        tail.add(piece)
+        assert len(tail.text().encode()) <= most
+    tail.end()
+    tail.end()
+    whole = b"".join(pieces).decode("utf-8", "replace")
+    assert whole.endswith(tail.text())
+    assert tail.truncated == (len(whole.encode()) > most)
+    if tail.truncated:
+        longer = whole[len(whole) - len(tail.text()) - 1 :]
+        assert len(longer.encode()) > most
+    else:
+        assert tail.text() == whole
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        (9, "SIGKILL"),
+        (int(signal.SIGTERM), "SIGTERM"),
+        (int(signal.SIGRTMIN) + 2, "SIGRTMIN+2"),
+        (33, "SIG33"),
+    ],
+)
+def test_signals_have_the_names_of_the_system(number: int, name: str) -> None:
+    assert signal_name(number) == name
