@@ -1,0 +1,589 @@
+"""The verbs of a turn, as the client sees them, and when they are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from antiphon import (
+    Agent,
+    Capabilities,
+    CapabilityError,
+    Client,
+    Context,
+    Limits,
+    RequestError,
+    Turn,
+    TurnOver,
+)
+from antiphon.schema import v1, v1_unstable
+from tests.sessions.pairs import Wire, joined
+
+
+class Scripted(Agent):
+    """An agent whose prompt is one function."""
+
+    def __init__(self, act: Callable[[Turn], Awaitable[Any]]) -> None:
+        self.act = act
+        self.turns: list[Turn] = []
+
+    async def prompt(self, turn: Turn) -> Any:
+        self.turns.append(turn)
+        return await self.act(turn)
+
+
+async def updates_of(
+    act: Callable[[Turn], Awaitable[Any]], client: Client | None = None, **options: Any
+) -> list[dict[str, Any]]:
+    """What one turn sends, as JSON."""
+    async with joined(Scripted(act), client, **options) as (peer, _):
+        session = await peer.new_session(cwd="/")
+        outcome = await session.prompt("go")
+        return [json.loads(update.raw) for update in outcome.updates]
+
+
+async def test_the_turn_knows_what_was_asked() -> None:
+    async def act(turn: Turn) -> None:
+        assert turn.text == "one\ntwo"
+        assert [block.text for block in turn.blocks if isinstance(block, v1.TextContent)] == [
+            "one",
+            "two",
+        ]
+        assert turn.cwd == "/work"
+        assert turn.roots == ("/work",)
+        assert json.loads(turn.raw)["_meta"] == {"k": [1]}
+        assert turn.params.meta == {"k": [1]}
+        assert not turn.cancelled
+        assert "open" in repr(turn)
+        await turn.say("seen")
+
+    async with joined(Scripted(act)) as (peer, _):
+        session = await peer.new_session(cwd="/work")
+        outcome = await session.prompt(["one", "two"], meta={"k": [1]})
+        assert outcome.text == "seen"
+
+
+@pytest.mark.covers("R1-82")
+async def test_saying_and_thinking_send_chunks_in_order_before_the_answer() -> None:
+    async def act(turn: Turn) -> None:
+        await turn.think("hm")
+        await turn.say("a")
+        await turn.say(v1.ImageContent(data="", mime_type="image/png"))
+        await turn.say("b", message_id="m1")
+        await turn.think("c", message_id="m2")
+
+    kinds = await updates_of(act)
+    assert [(u["sessionUpdate"], u["content"].get("text"), u.get("messageId")) for u in kinds] == [
+        ("agent_thought_chunk", "hm", None),
+        ("agent_message_chunk", "a", None),
+        ("agent_message_chunk", None, None),
+        ("agent_message_chunk", "b", "m1"),
+        ("agent_thought_chunk", "c", "m2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["x", 'a "b" \\ \n\t\x00', "€漢😀", "\u2028\u2029\u0085", "y" * 70000]
+)
+@pytest.mark.covers("R1-2")
+async def test_the_short_way_of_a_text_gives_the_same_frame_as_the_general_one(text: str) -> None:
+    async def act(turn: Turn) -> None:
+        await turn.say(text)
+        await turn.send(v1.AgentMessageChunk(content=v1.TextContent(text=text)))
+        await turn.think(text)
+        await turn.send(v1.AgentThoughtChunk(content=v1.TextContent(text=text)))
+
+    async with joined(Scripted(act)) as (peer, _):
+        frames: list[bytes] = []
+        session = await peer.new_session(cwd="/")
+        session.on_update(lambda update: frames.append(update.frame))
+        await session.prompt("go")
+        assert frames[0] == frames[1]
+        assert frames[2] == frames[3]
+
+
+async def test_a_text_that_no_wire_can_carry_is_repaired_not_lost() -> None:
+    async def act(turn: Turn) -> None:
+        await turn.say("ok \ud83d")
+
+    (update,) = await updates_of(act)
+    assert update["content"]["text"] == "ok \ufffd"
+
+
+async def test_an_empty_text_is_counted_and_not_sent() -> None:
+    agent = Scripted(lambda turn: say_nothing(turn))
+
+    async def say_nothing(turn: Turn) -> None:
+        await turn.say("")
+        await turn.think("")
+        await turn.say("", message_id="m")
+        await turn.say(v1.TextContent(text=""))
+
+    async with joined(agent) as (peer, _):
+        session = await peer.new_session(cwd="/")
+        assert (await session.prompt("go")).updates == []
+    assert agent.turns[0].empty == 4
+    assert agent.turns[0].sent == 0
+
+
+async def test_a_turn_without_any_update_is_noted_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def act(turn: Turn) -> None:
+        return None
+
+    with caplog.at_level(logging.WARNING, "antiphon.agent"):
+        assert await updates_of(act) == []
+    assert "ended without any update" in caplog.text
+
+
+async def test_an_over_long_text_is_refused_and_nothing_of_it_is_written() -> None:
+    async def act(turn: Turn) -> None:
+        with pytest.raises(Exception, match="frame_bytes"):
+            await turn.say("x" * 200_000)
+        await turn.say("still here")
+
+    limits = Limits(frame_bytes=100_000)
+    updates = await updates_of(act, limits=limits)
+    assert [u["content"]["text"] for u in updates] == ["still here"]
+
+
+@pytest.mark.covers("R1-87")
+async def test_a_plan_is_sent_whole_whatever_its_entries_are_written_as() -> None:
+    async def act(turn: Turn) -> None:
+        await turn.plan(
+            [
+                "a",
+                ("b", "completed"),
+                ("c", "in_progress", "high"),
+                v1.PlanEntry(content="d", priority="low", status="pending"),
+            ]
+        )
+
+    (plan,) = await updates_of(act)
+    assert plan["entries"] == [
+        {"content": "a", "priority": "medium", "status": "pending"},
+        {"content": "b", "priority": "medium", "status": "completed"},
+        {"content": "c", "priority": "high", "status": "in_progress"},
+        {"content": "d", "priority": "low", "status": "pending"},
+    ]
+
+
+@pytest.mark.covers("R1-83", "R1-101")
+async def test_a_tool_call_is_announced_changed_and_completed() -> None:
+    async def act(turn: Turn) -> None:
+        async with turn.tool(
+            "Edit", kind="edit", locations=["/a", ("/b", 3)], raw_input={"x": None}
+        ) as tool:
+            await tool.diff("/a", "old", "new")
+            await tool.add("a text")
+            await tool.update(title="Edited", raw_output=[1])
+        async with turn.tool("Other") as other:
+            assert other.id != tool.id
+
+    updates = await updates_of(act)
+    first = updates[0]
+    assert first["sessionUpdate"] == "tool_call"
+    assert first["status"] == "in_progress"
+    assert first["locations"] == [{"path": "/a"}, {"path": "/b", "line": 3}]
+    assert first["rawInput"] == {"x": None}
+    diff = {"type": "diff", "path": "/a", "oldText": "old", "newText": "new"}
+    text = {"type": "content", "content": {"type": "text", "text": "a text"}}
+    assert updates[1]["content"] == [diff]
+    assert updates[2]["content"] == [diff, text]
+    assert "content" not in updates[3]
+    assert updates[3]["title"] == "Edited"
+    assert updates[4]["status"] == "completed"
+    assert {u["toolCallId"] for u in updates[:5]} == {first["toolCallId"]}
+
+
+async def test_a_tool_call_whose_block_raises_has_failed() -> None:
+    async def act(turn: Turn) -> None:
+        with pytest.raises(ValueError, match="no"):
+            async with turn.tool("Edit"):
+                raise ValueError("no")
+
+    assert (await updates_of(act))[-1]["status"] == "failed"
+
+
+async def test_a_tool_call_that_said_its_end_itself_is_not_ended_again() -> None:
+    async def act(turn: Turn) -> None:
+        async with turn.tool("Edit", content=["x"]) as tool:
+            await tool.update(status="failed")
+
+    updates = await updates_of(act)
+    assert [u.get("status") for u in updates] == ["in_progress", "failed"]
+
+
+async def test_usage_goes_to_the_session() -> None:
+    async def act(turn: Turn) -> None:
+        await turn.usage(used=5, size=10, cost=(0.5, "EUR"))
+
+    (usage,) = await updates_of(act)
+    assert usage == {
+        "sessionUpdate": "usage_update",
+        "used": 5,
+        "size": 10,
+        "cost": {"amount": 0.5, "currency": "EUR"},
+    }
+
+
+# ------------------------------------------------------------------ permission
+
+
+class Asked(Client):
+    """A client that answers permission requests with one function."""
+
+    def __init__(self, answer: Callable[[Any, Any], Awaitable[Any]]) -> None:
+        super().__init__()
+        self.answer = answer
+        self.requests: list[v1_unstable.RequestPermissionRequest] = []
+
+    async def request_permission(
+        self, params: v1_unstable.RequestPermissionRequest, ctx: Context
+    ) -> v1.RequestPermissionResponse:
+        self.requests.append(params)
+        result = await self.answer(params, ctx)
+        assert isinstance(result, v1.RequestPermissionResponse)
+        return result
+
+
+def selects(option_id: str) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def answer(params: Any, ctx: Any) -> Any:
+        return v1.RequestPermissionResponse(
+            outcome=v1.SelectedPermissionOutcome(option_id=option_id)
+        )
+
+    return answer
+
+
+async def asked(client: Client, **options: Any) -> list[Any]:
+    """The answers the agent got for one question, asked about a tool call."""
+    answers: list[Any] = []
+
+    async def act(turn: Turn) -> None:
+        async with turn.tool("Edit", kind="edit", status="pending") as tool:
+            answers.append(await turn.ask_permission(tool))
+
+    await updates_of(act, client, **options)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed"),
+    [("allow_once", True), ("allow_always", True), ("reject_once", False)],
+)
+async def test_a_selected_option_allows_only_if_its_kind_does(option: str, allowed: bool) -> None:
+    client = Asked(selects(option))
+    (answer,) = await asked(client)
+    assert (answer.option_id, answer.allowed, bool(answer)) == (option, allowed, allowed)
+    request = client.requests[0]
+    assert request.tool_call.title == "Edit"
+    assert request.tool_call.kind == "edit"
+    assert [o.kind for o in request.options] == ["allow_once", "allow_always", "reject_once"]
+
+
+@pytest.mark.covers("R1-103")
+async def test_everything_but_a_selected_allowing_option_is_a_no(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def cancelled(params: Any, ctx: Any) -> Any:
+        return v1.RequestPermissionResponse(outcome=v1.CancelledPermissionOutcome())
+
+    async def error(params: Any, ctx: Any) -> Any:
+        raise RequestError.of(-32603, "no")
+
+    for answer in (selects("something_else"), selects(""), cancelled, error):
+        (got,) = await asked(Asked(answer))
+        assert not got.allowed
+        assert got.option_id is None
+
+
+async def test_a_client_that_never_answers_is_a_no_after_the_limit() -> None:
+    async def never(params: Any, ctx: Any) -> Any:
+        await asyncio.Event().wait()
+
+    (got,) = await asked(Asked(never), limits=Limits(permission_timeout=0.05))
+    assert not got.allowed
+
+
+async def test_permission_can_be_asked_for_a_title_or_any_tool_call() -> None:
+    client = Asked(selects("yes"))
+
+    async def act(turn: Turn) -> None:
+        options = [v1.PermissionOption(option_id="yes", name="Yes", kind="allow_once")]
+        assert await turn.ask_permission("May I?", options)
+        call = v1.ToolCallUpdate(tool_call_id="mine")
+        assert await turn.ask_permission(call, options)
+
+    await updates_of(act, client)
+    assert client.requests[0].tool_call.title == "May I?"
+    assert client.requests[1].tool_call.tool_call_id == "mine"
+
+
+# ------------------------------------------------------------------ cancellation
+
+
+async def cancel_during(
+    act: Callable[[Turn], Awaitable[Any]], client: Client | None = None, **options: Any
+) -> tuple[str, Wire, Turn]:
+    """Run a turn, cancel it after its first update; the stop reason, the frames, the turn."""
+    agent = Scripted(act)
+    async with joined(agent, client, **options) as (peer, wire):
+        session = await peer.new_session(cwd="/")
+        async with session.prompt("go") as turn:
+            async for _ in turn:
+                await turn.cancel()
+        assert turn.stop_reason is not None
+        return turn.stop_reason, wire, agent.turns[0]
+
+
+@pytest.mark.covers("R1-95", "R1-97")
+async def test_a_cancelled_turn_may_flush_and_then_ends_as_cancelled() -> None:
+    async def act(turn: Turn) -> str:
+        await turn.say("begin")
+        await turn.wait_cancelled()
+        assert turn.cancelled
+        await turn.wait_cancelled()  # at once
+        await turn.say("flushed")
+        return "end_turn"
+
+    reason, wire, turn = await cancel_during(act)
+    assert reason == "cancelled"
+    assert len(wire.received("session/update")) == 2
+    assert turn.over
+
+
+@pytest.mark.covers("R1-96")
+async def test_an_error_of_a_cancelled_turn_is_still_cancelled() -> None:
+    async def act(turn: Turn) -> None:
+        await turn.say("begin")
+        await turn.wait_cancelled()
+        raise RuntimeError("aborted")
+
+    assert (await cancel_during(act))[0] == "cancelled"
+
+
+async def test_an_open_question_ends_as_a_no_as_soon_as_the_turn_is_cancelled() -> None:
+    async def never(params: Any, ctx: Any) -> Any:
+        await asyncio.Event().wait()
+
+    answers: list[Any] = []
+
+    async def act(turn: Turn) -> None:
+        await turn.say("begin")
+        answers.append(await turn.ask_permission("May I?"))
+        answers.append(await turn.ask_permission("And now?"))
+
+    reason, wire, _ = await cancel_during(act, Asked(never))
+    assert reason == "cancelled"
+    assert [answer.allowed for answer in answers] == [False, False]
+    assert len(wire.received("session/request_permission")) == 1
+
+
+@pytest.mark.covers("R1-94")
+async def test_a_turn_that_ignores_its_cancellation_is_over_after_the_back_stop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refused = asyncio.Event()
+
+    async def act(turn: Turn) -> None:
+        await turn.say("begin")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            with pytest.raises(TurnOver):
+                await turn.say("too late")
+            refused.set()
+            raise
+
+    reason, _, turn = await cancel_during(act, agent_limits=Limits(cancel_backstop=0.05))
+    assert reason == "cancelled"
+    await asyncio.wait_for(refused.wait(), 5)
+    assert turn.over
+    assert "ignored its cancellation" in caplog.text
+
+
+async def test_a_tool_call_that_is_open_at_cancellation_has_failed() -> None:
+    async def act(turn: Turn) -> None:
+        async with turn.tool("Long"):
+            await turn.wait_cancelled()
+
+    _, wire, _ = await cancel_during(act)
+    assert wire.received("session/update")[-1]["update"]["status"] == "failed"
+
+
+# ------------------------------------------------------------------ subtasks and the end
+
+
+async def test_the_answer_waits_for_subtasks_and_their_updates_come_before_it() -> None:
+    async def act(turn: Turn) -> None:
+        gate = asyncio.Event()
+
+        async def later() -> None:
+            await gate.wait()
+            await turn.say("from a subtask")
+
+        turn.start_soon(later())
+        asyncio.get_running_loop().call_soon(gate.set)
+
+    (update,) = await updates_of(act)
+    assert update["content"]["text"] == "from a subtask"
+
+
+async def test_a_failing_subtask_is_logged_and_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def act(turn: Turn) -> None:
+        async def bad() -> None:
+            raise RuntimeError("subtask trouble")
+
+        turn.start_soon(bad())
+        await turn.say("x")
+
+    assert len(await updates_of(act)) == 1
+    assert "subtask trouble" in caplog.text
+
+
+@pytest.mark.covers("R1-82")
+async def test_verbs_are_refused_once_the_turn_is_over() -> None:
+    agent = Scripted(lambda turn: turn.say("x"))
+    async with joined(agent) as (peer, _):
+        session = await peer.new_session(cwd="/")
+        await session.prompt("go")
+        turn = agent.turns[0]
+        assert "over" in repr(turn)
+
+        async def nothing() -> None:
+            return None
+
+        for verb in (
+            lambda: turn.say("late"),
+            lambda: turn.think("late"),
+            lambda: turn.plan([]),
+            lambda: turn.send(v1.Plan(entries=[])),
+            lambda: turn.ask_permission("late"),
+            lambda: turn.tool("late").__aenter__(),
+        ):
+            with pytest.raises(TurnOver):
+                await verb()
+        with pytest.raises(TurnOver):
+            turn.start_soon(nothing())
+        await turn.usage(used=1, size=2)  # about the session: always legal
+
+
+# ------------------------------------------------------------------ files, terminals, forms
+
+
+class Lending(Client):
+    """A client that lends a file and a terminal of its own making."""
+
+    capabilities = Capabilities(elicitation_form=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, Any]] = []
+
+    async def read_text_file(self, params: Any, ctx: Context) -> v1.ReadTextFileResponse:
+        self.calls.append(("read", (params.path, params.line, params.limit)))
+        if params.path == "/gone":
+            raise RequestError.of(-32002, "odd wording", {"uri": "file:///gone"})
+        return v1.ReadTextFileResponse(content="text")
+
+    async def write_text_file(self, params: Any, ctx: Context) -> v1.WriteTextFileResponse:
+        self.calls.append(("write", (params.path, params.content)))
+        return v1.WriteTextFileResponse()
+
+    async def create_terminal(self, params: Any, ctx: Context) -> v1.CreateTerminalResponse:
+        self.calls.append(("create", params))
+        return v1.CreateTerminalResponse(terminal_id="t1")
+
+    async def terminal_output(self, params: Any, ctx: Context) -> v1.TerminalOutputResponse:
+        return v1.TerminalOutputResponse(output="out", truncated=False)
+
+    async def wait_for_terminal_exit(
+        self, params: Any, ctx: Context
+    ) -> v1.WaitForTerminalExitResponse:
+        return v1.WaitForTerminalExitResponse(exit_code=3)
+
+    async def kill_terminal(self, params: Any, ctx: Context) -> v1.KillTerminalResponse:
+        self.calls.append(("kill", params.terminal_id))
+        return v1.KillTerminalResponse()
+
+    async def release_terminal(self, params: Any, ctx: Context) -> v1.ReleaseTerminalResponse:
+        self.calls.append(("release", params.terminal_id))
+        return v1.ReleaseTerminalResponse()
+
+    async def create_elicitation(
+        self, params: Any, ctx: Context
+    ) -> v1.ElicitationAcceptAction | v1.ElicitationDeclineAction | v1.ElicitationCancelAction:
+        return v1.ElicitationAcceptAction(content={"name": "x"})
+
+
+async def test_files_are_read_and_written_through_the_client() -> None:
+    client = Lending()
+
+    async def act(turn: Turn) -> None:
+        assert await turn.read_text_file("/a", line=2, limit=3) == "text"
+        await turn.write_text_file("/a", "new")
+        with pytest.raises(FileNotFoundError):
+            await turn.read_text_file("/gone")
+
+    await updates_of(act, client)
+    assert client.calls[:2] == [("read", ("/a", 2, 3)), ("write", ("/a", "new"))]
+
+
+@pytest.mark.covers("R1-116")
+async def test_a_terminal_is_released_whatever_happens_in_its_block() -> None:
+    client = Lending()
+
+    async def act(turn: Turn) -> None:
+        async with turn.run("make", ["test"], env={"A": "1"}, cwd="/w") as terminal:
+            assert terminal.id == "t1"
+            assert terminal.as_content() == v1.Terminal(terminal_id="t1")
+            status = await terminal.wait()
+            assert (status.exit_code, status.signal) == (3, None)
+            assert (await terminal.output()).output == "out"
+            await terminal.kill()
+        with pytest.raises(ValueError, match="no"):
+            async with turn.run("x"):
+                raise ValueError("no")
+
+    await updates_of(act, client)
+    assert [name for name, _ in client.calls] == ["create", "kill", "release", "create", "release"]
+    created = client.calls[0][1]
+    assert (created.command, created.args, created.cwd) == ("make", ["test"], "/w")
+    assert created.env == [v1.EnvVariable(name="A", value="1")]
+
+
+async def test_a_form_is_answered_by_the_client() -> None:
+    async def act(turn: Turn) -> None:
+        answer = await turn.elicit("Who?", v1.ElicitationSchema(properties={}))
+        assert isinstance(answer, v1.ElicitationAcceptAction)
+        assert answer.content == {"name": "x"}
+
+    await updates_of(act, Lending())
+
+
+@pytest.mark.covers("R1-28", "R1-33", "R1-34", "R1-128")
+async def test_what_the_client_did_not_offer_is_refused_here_and_never_sent() -> None:
+    async def act(turn: Turn) -> None:
+        for call in (
+            lambda: turn.read_text_file("/a"),
+            lambda: turn.write_text_file("/a", ""),
+            lambda: turn.run("x").__aenter__(),
+            lambda: turn.elicit("Who?", v1.ElicitationSchema()),
+        ):
+            with pytest.raises(CapabilityError):
+                await call()
+
+    async with joined(Scripted(act)) as (peer, wire):
+        session = await peer.new_session(cwd="/")
+        await session.prompt("go")
+        sent = {frame.get("method") for direction, frame in wire.frames if direction == "in"}
+        assert sent == {None}
