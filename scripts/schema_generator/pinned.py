@@ -121,4 +121,7 @@ def _fetch(pin: Pin, folder: Path) -> None:
                     raise Refused(f"{pin.source} has no file {name}")
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(member.read())
+                # Whole or not at all: another run may read at the same time.
+                whole = Path(scratch) / Path(name).name
+                whole.write_bytes(member.read())
+                whole.replace(target)

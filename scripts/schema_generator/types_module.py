@@ -331,6 +331,8 @@ class _Writer:
     # --- unions
 
     def _union(self, union: Union) -> Iterator[str]:
+        if union.name == UPDATES:
+            yield "# An unknown kind is no variant to the decoder; the codec puts an `UnknownUpdate` in its place."
         yield "if TYPE_CHECKING:"
         yield f"    {union.name}: TypeAlias = {self._static(union)}"
         yield "else:"

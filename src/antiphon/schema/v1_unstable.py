@@ -715,6 +715,7 @@ class SessionMessageChunk(
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
 
 
+# An unknown kind is no variant to the decoder; the codec puts an `UnknownUpdate` in its place.
 if TYPE_CHECKING:
     SessionUpdate: TypeAlias = (
         UserMessageChunk
