@@ -8,6 +8,7 @@ descriptors come from and what the end of one of them means.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 from antiphon._descriptors import open_reader, open_writer
@@ -54,17 +55,27 @@ class StreamTransport:
         self._receiver = receiver
 
     def _open(self, reading: int, writing: int, *, own: bool) -> None:
-        """Begin to move frames over two descriptors, which are closed in the end."""
+        """Begin to move frames over two descriptors, which are closed in any case."""
         loop = asyncio.get_running_loop()
-        self._writer = open_writer(
-            loop,
-            writing,
-            paused=self._output_full,
-            resumed=self._output_free,
-            failed=self._output_failed,
-            own=own,
-        )
-        self._reader = open_reader(loop, reading, self._received, self._input_ended, own=own)
+        try:
+            self._writer = open_writer(
+                loop,
+                writing,
+                paused=self._output_full,
+                resumed=self._output_free,
+                failed=self._output_failed,
+                own=own,
+            )
+        except BaseException:
+            os.close(writing)
+            os.close(reading)
+            raise
+        try:
+            self._reader = open_reader(loop, reading, self._received, self._input_ended, own=own)
+        except BaseException:
+            os.close(reading)
+            self._close_writer()
+            raise
         if not self._paused:
             self._reader.resume()
 
