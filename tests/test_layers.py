@@ -96,6 +96,10 @@ ARROWS: dict[str, dict[str, str]] = {
         "sessions": "what a user is given",
         "transports": "own streams, spawned processes",
     },
+    "content": {
+        "_errors": "a file over the limit",
+        "schema": "the blocks",
+    },
     "__init__": {
         "_agent": "the door, lazily",
         "_capabilities": "the door, lazily",
