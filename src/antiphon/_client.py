@@ -139,11 +139,12 @@ class Client(ClientHandlers):
         return decode(v1_unstable.ClientCapabilities, encode(tree))
 
     async def sessions_closed(self, session_ids: Sequence[str]) -> None:
-        """Let go of what was lent to these sessions: their terminals end."""
-        release = getattr(self.terminals, "release_session", None)
-        if release is not None:
-            for session_id in session_ids:
-                await release(session_id)
+        """Let go of what was lent to these sessions: their terminals end, their roots are forgotten."""
+        for service in (self.files, self.terminals):
+            release = getattr(service, "release_session", None)
+            if release is not None:
+                for session_id in session_ids:
+                    await release(session_id)
 
 
 def _choose(

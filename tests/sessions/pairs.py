@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from antiphon import Agent, AgentPeer, Client, Limits, connect, serve
 from antiphon.transports import memory_pair
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
 __all__ = ["Wire", "joined"]
 
@@ -62,7 +64,7 @@ async def joined(
     unstable: bool = False,
     limits: Limits | None = None,
     agent_limits: Limits | None = None,
-) -> AsyncIterator[tuple[AgentPeer, Wire]]:
+) -> AsyncGenerator[tuple[AgentPeer, Wire]]:
     """Serve `agent` to `client`; both are closed and awaited at the end."""
     ours, theirs = memory_pair()
     wire = Wire()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +22,9 @@ from antiphon import (
 )
 from antiphon.schema import v1, v1_unstable
 from tests.sessions.pairs import Wire, joined
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 
 class Scripted(Agent):
@@ -116,14 +118,13 @@ async def test_a_text_that_no_wire_can_carry_is_repaired_not_lost() -> None:
 
 
 async def test_an_empty_text_is_counted_and_not_sent() -> None:
-    agent = Scripted(lambda turn: say_nothing(turn))
-
     async def say_nothing(turn: Turn) -> None:
         await turn.say("")
         await turn.think("")
         await turn.say("", message_id="m")
         await turn.say(v1.TextContent(text=""))
 
+    agent = Scripted(say_nothing)
     async with joined(agent) as (peer, _):
         session = await peer.new_session(cwd="/")
         assert (await session.prompt("go")).updates == []

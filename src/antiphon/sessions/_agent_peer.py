@@ -434,12 +434,12 @@ class AgentPeer(AgentCalls):
     async def close_session(self, session_id: str) -> None:
         """`session/close`: the agent cancels what runs and frees the session; its history stays."""
         await self.request(v1.CloseSessionRequest(session_id=session_id))
-        self._forget(session_id)
+        await self._closed(session_id)
 
     async def delete_session(self, session_id: str) -> None:
         """`session/delete`: the session disappears from the list."""
         await self.request(v1.DeleteSessionRequest(session_id=session_id))
-        self._forget(session_id)
+        await self._closed(session_id)
 
     async def authenticate(self, method_id: str) -> None:
         """`authenticate` with one of `auth_methods`.
@@ -535,6 +535,10 @@ class AgentPeer(AgentCalls):
         inbox = self._router.open_inbox(session_id)
         session = self.sessions[session_id] = Session(self, inbox, cwd, more)
         return session
+
+    async def _closed(self, session_id: str) -> None:
+        self._forget(session_id)
+        await self._handlers.sessions_closed([session_id])
 
     def _forget(self, session_id: str) -> None:
         self.sessions.pop(session_id, None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from antiphon._errors import TurnOver
-from antiphon.schema import UNSET, UnsetType, encode, v1, v1_unstable
+from antiphon.schema import UNSET, UnknownUpdate, UnsetType, encode, v1, v1_unstable
 from antiphon.sessions._methods import tag_of
 from antiphon.sessions._turn import Head, Turn, check_offer
 
@@ -129,6 +131,12 @@ class AgentSession:
     def send_now(self, update: v1_unstable.SessionUpdate) -> None:
         """Queue an update without looking whether a turn is open."""
         peer = self.peer
+        if type(update) is v1.ToolCallUpdate:
+            # The body of a permission request has no tag: as an update it is its tagged subclass.
+            update = v1.ToolCallProgress(**msgspec.structs.asdict(update))
+        elif not tag_of(update) and not isinstance(update, UnknownUpdate):
+            msg = f"{type(update).__name__} is no session update"
+            raise TypeError(msg)
         check_offer(peer.tree, update)
         peer.connection.notify(
             "session/update",

@@ -122,6 +122,7 @@ class Subscription(AsyncIterator[Update]):
         self._inbox = inbox
         self._queue = queue
         self._until = until
+        self._closed = False
 
     def __aiter__(self) -> Subscription:
         return self
@@ -132,13 +133,14 @@ class Subscription(AsyncIterator[Update]):
             update = queue.take()
             if update is not None:
                 return update
-            if self._inbox.ended or self._until():
+            if self._closed or self._inbox.ended or self._until():
                 self.close()
                 raise StopAsyncIteration
             await queue.wait()
 
     def close(self) -> None:
         """Stop listening; what was not taken is let go. Idempotent."""
+        self._closed = True
         self._inbox.unsubscribe(self._queue)
 
     async def aclose(self) -> None:

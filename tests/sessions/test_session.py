@@ -1,0 +1,546 @@
+"""Prompts and turns at the client: what arrives, in which order, and how a turn ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from antiphon import (
+    Agent,
+    Client,
+    ConnectionClosed,
+    Limits,
+    LocalProtocolError,
+    RequestError,
+    RequestTimeout,
+    Turn,
+    TurnInProgress,
+    Update,
+)
+from antiphon.schema import v1, v1_unstable
+from tests.sessions.pairs import joined
+from tests.sessions.raw_side import RawSide, raw_agent
+
+if TYPE_CHECKING:
+    from antiphon import AgentPeer, PromptTurn, Session
+
+
+async def opened(peer: AgentPeer, raw: RawSide, session_id: str = "s1", **result: Any) -> Session:
+    """A session of a raw agent."""
+    opening = asyncio.create_task(peer.new_session(cwd="/"))
+    count = len([f for f in raw.frames if f.get("method") == "session/new"]) + 1
+    raw.answer(await raw.wait("session/new", count), {"sessionId": session_id, **result})
+    return await opening
+
+
+async def round_trip(peer: AgentPeer, raw: RawSide) -> None:
+    """Everything the raw side sent before has been read once this returns."""
+    count = len([f for f in raw.frames if f.get("method") == "_x/ping"]) + 1
+    asking = asyncio.create_task(peer.request_extension("_x/ping"))
+    raw.answer(await raw.wait("_x/ping", count), {})
+    await asking
+
+
+def ends(request: dict[str, Any], reason: str = "end_turn", **more: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request["id"], "result": {"stopReason": reason, **more}}
+
+
+async def texts(turn: PromptTurn) -> list[str]:
+    return [update.text async for update in turn]
+
+
+async def test_a_turn_gives_its_updates_in_order_and_then_its_answer() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            assert request["params"] == {
+                "sessionId": "s1",
+                "prompt": [{"type": "text", "text": "go"}],
+            }
+            usage = {"totalTokens": 3, "inputTokens": 1, "outputTokens": 2}
+            raw.send(*(raw.update("s1", str(n)) for n in range(100)), ends(request, usage=usage))
+            assert turn.stop_reason is None
+            assert turn.response is None
+            assert turn.usage is None
+            assert await texts(turn) == [str(n) for n in range(100)]
+        assert turn.stop_reason == "end_turn"
+        assert turn.ended
+        assert isinstance(turn.usage, v1_unstable.Usage)
+        assert turn.usage.total_tokens == 3
+
+
+async def test_an_awaited_prompt_gives_updates_and_answer() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        running = asyncio.ensure_future(_outcome(session))
+        request = await raw.wait("session/prompt")
+        raw.send(raw.update("s1", "a"), raw.update("s1", "b"), ends(request, "max_tokens"))
+        outcome = await running
+        assert outcome.text == "ab"
+        assert outcome.stop_reason == "max_tokens"
+        assert outcome.usage is None
+        updates, response = outcome
+        assert [update.text for update in updates] == ["a", "b"]
+        assert response.stop_reason == "max_tokens"
+
+
+async def _outcome(session: Session) -> Any:
+    return await session.prompt("go")
+
+
+async def test_a_prompt_is_sent_on_entering_and_not_before() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        turn = session.prompt("go")
+        with pytest.raises(LocalProtocolError, match="async with"):
+            await anext(turn)
+        assert session.turn is None
+        async with turn:
+            assert session.turn is turn
+            raw.send(ends(await raw.wait("session/prompt")))
+            assert await texts(turn) == []
+        with pytest.raises(LocalProtocolError, match="sent already"):
+            async with turn:
+                pass
+
+
+async def test_a_second_prompt_while_a_turn_is_open_is_refused_here() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go") as turn:
+            with pytest.raises(TurnInProgress) as refused:
+                await session.prompt("again")
+            assert refused.value.session_id == "s1"
+            raw.send(ends(await raw.wait("session/prompt")))
+            assert await texts(turn) == []
+        assert len([f for f in raw.frames if f.get("method") == "session/prompt"]) == 1
+        async with session.prompt("again") as second:  # the refusal left nothing behind
+            raw.send(ends(await raw.wait("session/prompt", 2)))
+            assert await texts(second) == []
+
+
+async def test_an_error_answer_is_raised_after_the_updates_before_it() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        seen: list[str] = []
+        with pytest.raises(RequestError) as failed:
+            async with session.prompt("go") as turn:
+                request = await raw.wait("session/prompt")
+                error = {"code": 400, "message": "quota", "data": ["x"]}
+                raw.send(
+                    raw.update("s1", "a"), {"jsonrpc": "2.0", "id": request["id"], "error": error}
+                )
+                async for update in turn:
+                    seen += [update.text]
+        assert seen == ["a"]
+        assert (failed.value.code, failed.value.data) == (400, ["x"])
+        assert session.turn is None
+
+
+async def test_an_error_nobody_iterated_to_is_raised_when_the_block_is_left() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        with pytest.raises(RequestError):
+            async with session.prompt("go") as turn:
+                request = await raw.wait("session/prompt")
+                raw.send(
+                    {"jsonrpc": "2.0", "id": request["id"], "error": {"code": 1, "message": ""}}
+                )
+                while not turn.ended:
+                    await asyncio.sleep(0)
+
+
+async def test_a_malformed_answer_is_an_error_of_the_peer() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        running = asyncio.ensure_future(_outcome(session))
+        request = await raw.wait("session/prompt")
+        raw.answer(request, {"stopReason": 5})
+        with pytest.raises(Exception, match="stopReason"):
+            await running
+
+
+@pytest.mark.covers("R1-91")
+async def test_leaving_the_block_early_cancels_the_turn_and_waits_for_its_end() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+
+        async def agent() -> None:
+            request = await raw.wait("session/prompt")
+            raw.send(raw.update("s1", "a"), raw.update("s1", "b"))
+            await raw.wait("session/cancel")
+            raw.send(raw.update("s1", "late"), ends(request, "cancelled"))
+
+        playing = asyncio.create_task(agent())
+        async with session.prompt("go") as turn:
+            async for update in turn:
+                assert update.text == "a"
+                break
+        await playing
+        assert turn.ended
+        assert session.turn is None
+        assert peer.connection.queued_bytes == 0
+
+
+async def test_an_agent_that_never_answers_a_cancelled_turn_costs_the_back_stop_at_most() -> None:
+    async with raw_agent(limits=Limits(cancel_backstop=0.05)) as (peer, raw):
+        session = await opened(peer, raw)
+        async with asyncio.timeout(5):
+            async with session.prompt("go"):
+                await raw.wait("session/prompt")
+        assert session.turn is None
+        await raw.wait("$/cancel_request")
+
+
+async def test_a_cancelled_task_leaves_a_turn_that_is_cancelled_too() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        running = asyncio.ensure_future(_outcome(session))
+        request = await raw.wait("session/prompt")
+        running.cancel()
+        await raw.wait("session/cancel")
+        raw.send(ends(request, "cancelled"))
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert session.turn is None
+
+
+@pytest.mark.covers("R1-90")
+async def test_cancelling_keeps_the_updates_coming_until_the_answer() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            await turn.cancel()
+            await turn.cancel()
+            await raw.wait("session/cancel")
+            raw.send(raw.update("s1", "flushed"), ends(request, "cancelled"))
+            assert await texts(turn) == ["flushed"]
+        assert turn.stop_reason == "cancelled"
+        await turn.cancel()  # over: nothing is sent (field fault 24)
+        await session.cancel()
+        async with session.prompt("go") as second:
+            raw.send(ends(await raw.wait("session/prompt", 2)))
+            assert await texts(second) == []
+        cancels = [f for f in raw.frames if f.get("method") == "session/cancel"]
+        assert len(cancels) == 2  # both came while the turn was open
+
+
+@pytest.mark.covers("R1-92")
+async def test_cancelling_answers_the_open_permission_requests_as_cancelled() -> None:
+    asked, late = asyncio.Event(), asyncio.Event()
+
+    async def decide(params: Any, ctx: Any) -> bool:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            late.set()
+        return True
+
+    async with raw_agent(Client(permissions=decide)) as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            options = [{"optionId": "y", "name": "Yes", "kind": "allow_once"}]
+            ask = {"sessionId": "s1", "toolCall": {"toolCallId": "t"}, "options": options}
+            raw.send(raw.request("p1", "session/request_permission", ask))
+            await asyncio.wait_for(asked.wait(), 5)
+            await turn.cancel()
+            answer = await raw.answer_to("p1")
+            assert answer["result"] == {"outcome": {"outcome": "cancelled"}}
+            # One that crosses the cancel on the wire is answered the same way, without asking.
+            raw.send(raw.request("p2", "session/request_permission", ask))
+            answer = await raw.answer_to("p2")
+            assert answer["result"] == {"outcome": {"outcome": "cancelled"}}
+            await asyncio.wait_for(late.wait(), 5)
+            raw.send(ends(request, "cancelled"))
+            assert await texts(turn) == []
+        assert len([f for f in raw.frames if f.get("id") in ("p1", "p2")]) == 2
+
+
+async def test_a_whole_turn_may_be_bounded_in_time() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        with pytest.raises(RequestTimeout, match="session/prompt"):
+            await session.prompt("go", timeout=0.05)
+        await raw.wait("$/cancel_request")
+        await raw.wait("session/cancel")  # quirk 19: most agents know only this one
+
+
+async def test_a_lost_connection_ends_the_turn_after_what_was_received() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        seen: list[str] = []
+        with pytest.raises(ConnectionClosed):
+            async with session.prompt("go") as turn:
+                await raw.wait("session/prompt")
+                raw.send(raw.update("s1", "a"))
+                await raw.transport.aclose()
+                async for update in turn:
+                    seen += [update.text]
+        assert seen == ["a"]
+
+
+async def test_an_answer_that_was_read_is_given_although_the_link_is_gone() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            raw.send(raw.update("s1", "a"), ends(request))
+            await raw.transport.aclose()
+            await peer.wait_closed()
+            assert await texts(turn) == ["a"]
+        assert turn.stop_reason == "end_turn"
+
+
+# ------------------------------------------------------------------ outside of turns
+
+
+async def test_updates_outside_a_turn_go_to_the_session_labelled() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        subscription = session.updates()
+        raw.send(raw.update("s1", "between"))
+        first = await anext(subscription)
+        assert (first.text, first.label) == ("between", "session")
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            raw.send(raw.update("s1", "in"), ends(request), raw.update("s1", "after"))
+            assert [(u.text, u.label) async for u in turn] == [("in", "turn")]
+        assert [
+            (u.text, u.label) for u in (await anext(subscription), await anext(subscription))
+        ] == [
+            ("in", "turn"),
+            ("after", "session"),
+        ]
+        subscription.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(subscription)
+
+
+async def test_an_update_right_behind_the_answer_to_session_new_is_not_lost() -> None:
+    async with raw_agent() as (peer, raw):
+        opening = asyncio.create_task(peer.new_session(cwd="/"))
+        request = await raw.wait("session/new")
+        answer = {"jsonrpc": "2.0", "id": request["id"], "result": {"sessionId": "s1"}}
+        raw.send(raw.update("s1", "before"), answer, raw.update("s1", "behind"))
+        session = await opening
+        updates = session.updates()
+        assert [(await anext(updates)).text for _ in range(2)] == ["before", "behind"]
+
+
+async def test_every_subscriber_sees_every_update_once_and_in_order() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        subscriptions = [session.updates() for _ in range(3)]
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            raw.send(*(raw.update("s1", str(n)) for n in range(50)), ends(request))
+            expected = [str(n) for n in range(50)]
+            assert await texts(turn) == expected
+            for subscription in subscriptions:
+                assert [(await anext(subscription)).text for _ in expected] == expected
+        await raw.transport.aclose()
+        for subscription in subscriptions:
+            assert [update async for update in subscription] == []
+
+
+async def test_a_session_can_be_iterated_itself() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        raw.send(raw.update("s1", "x"))
+        async for update in session:
+            assert update.text == "x"
+            break
+
+
+async def test_two_sessions_do_not_mix() -> None:
+    async with raw_agent() as (peer, raw):
+        one, two = await opened(peer, raw, "s1"), await opened(peer, raw, "s2")
+        async with one.prompt("go") as first, two.prompt("go") as second:
+            a, b = await raw.wait("session/prompt"), await raw.wait("session/prompt", 2)
+            raw.send(
+                *(raw.update(s, f"{s}-{n}") for n in range(20) for s in ("s1", "s2")),
+                ends(b),
+                ends(a),
+            )
+            assert await texts(second) == [f"s2-{n}" for n in range(20)]
+            assert await texts(first) == [f"s1-{n}" for n in range(20)]
+
+
+# ------------------------------------------------------------------ observers and the barrier
+
+
+async def test_observers_sync_and_async_see_all_updates_in_order() -> None:
+    seen: list[str] = []
+    labels: list[str] = []
+
+    async def slow(update: Update) -> None:
+        await asyncio.sleep(0)
+        seen.append(update.text)
+
+    def fast(update: Update) -> None:
+        labels.append(update.label)
+
+    async with raw_agent(Client(on_update=slow)) as (peer, raw):
+        session = await opened(peer, raw)
+        stop = session.on_update(fast)
+        raw.send(raw.update("s1", "before"))
+        await round_trip(peer, raw)
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            raw.send(*(raw.update("s1", str(n)) for n in range(20)), ends(request))
+            assert len(await texts(turn)) == 20
+            assert seen == ["before", *(str(n) for n in range(20))]
+        stop()
+        stop()
+        raw.send(raw.update("s1", "unseen"))
+        await round_trip(peer, raw)
+        assert labels == ["session", *["turn"] * 20]
+
+
+async def test_an_answer_is_visible_only_after_the_observers_returned() -> None:
+    gate, seen = asyncio.Event(), list[str]()
+
+    async def observer(update: Update) -> None:
+        await gate.wait()
+        seen.append(update.text)
+
+    async with raw_agent(Client(on_update=observer)) as (peer, raw):
+        session = await opened(peer, raw)
+        running = asyncio.ensure_future(_outcome(session))
+        request = await raw.wait("session/prompt")
+        raw.send(raw.update("s1", "a"), raw.update("s1", "b"), ends(request))
+        mode = asyncio.create_task(session.set_mode("m"))
+        raw.answer(await raw.wait("session/set_mode"), {})
+        done, _ = await asyncio.wait([running, mode], timeout=0.05)
+        assert not done
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(running, mode), 5)
+        assert seen == ["a", "b"]
+
+
+async def test_an_observer_may_call_the_agent_about_its_own_session() -> None:
+    done = asyncio.Event()
+    session: Session
+
+    async def observer(update: Update) -> None:
+        await session.set_mode("m")
+        await asyncio.create_task(session.set_mode("child"))
+        done.set()
+
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        session.on_update(observer)
+        raw.send(raw.update("s1", "x"))
+        raw.answer(await raw.wait("session/set_mode"), {})
+        raw.answer(await raw.wait("session/set_mode", 2), {})
+        await asyncio.wait_for(done.wait(), 5)
+
+
+async def test_an_observer_that_fails_is_logged_and_the_next_update_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[str] = []
+
+    def observer(update: Update) -> None:
+        seen.append(update.text)
+        if update.text == "a":
+            raise ValueError("observer trouble")
+
+    async with raw_agent(Client(on_update=observer)) as (peer, raw):
+        session = await opened(peer, raw)
+        running = asyncio.ensure_future(_outcome(session))
+        request = await raw.wait("session/prompt")
+        raw.send(raw.update("s1", "a"), raw.update("s1", "b"), ends(request))
+        await running
+    assert seen == ["a", "b"]
+    assert "observer trouble" in caplog.text
+
+
+async def test_an_overridden_session_update_handler_is_an_observer() -> None:
+    seen: list[Any] = []
+
+    class Mine(Client):
+        async def session_update(self, params: v1_unstable.SessionNotification, ctx: Any) -> None:
+            seen.append((params.session_id, params.update, params.meta, ctx.session.session_id))
+
+    async with raw_agent(Mine()) as (peer, raw):
+        session = await opened(peer, raw)
+        running = asyncio.ensure_future(_outcome(session))
+        request = await raw.wait("session/prompt")
+        notification = raw.update("s1", "a")
+        notification["params"]["_meta"] = {"k": 1}
+        raw.send(notification, ends(request))
+        await running
+    ((session_id, update, meta, known),) = seen
+    assert session_id == known == "s1"
+    assert isinstance(update, v1.AgentMessageChunk)
+    assert meta == {"k": 1}
+
+
+async def test_iterating_and_calling_never_deadlocks_even_over_the_budget() -> None:
+    limits = Limits(queue_bytes=150_000)
+
+    class Chatty(Agent):
+        async def prompt(self, turn: Turn) -> None:
+            for number in range(3000):
+                await turn.say(f"{number} " + "x" * 200)
+
+        async def set_session_mode(self, params: Any, ctx: Any) -> v1.SetSessionModeResponse:
+            return v1.SetSessionModeResponse()
+
+    async with joined(Chatty(), limits=limits) as (peer, _):
+        session = await peer.new_session(cwd="/")
+        count = 0
+        async with session.prompt("go") as turn:
+            async for _update in turn:
+                if count % 500 == 0:
+                    await session.set_mode("m")
+                count += 1
+        assert count == 3000
+        assert turn.stop_reason == "end_turn"
+
+
+# ------------------------------------------------------------------ what a session knows
+
+
+async def test_modes_and_options_are_those_of_the_answers() -> None:
+    modes = {"currentModeId": "a", "availableModes": [{"id": "a", "name": "A"}]}
+    option = {
+        "id": "o",
+        "name": "O",
+        "type": "select",
+        "currentValue": "1",
+        "options": [{"value": "1", "name": "One"}, {"value": "2", "name": "Two"}],
+    }
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw, modes=modes, configOptions=[option])
+        assert session.modes is not None
+        assert session.modes.current_mode_id == "a"
+        assert session.config_options is not None
+        assert session.config_options[0].current_value == "1"
+        changing = asyncio.create_task(session.set_config_option("o", "2"))
+        request = await raw.wait("session/set_config_option")
+        assert request["params"] == {"sessionId": "s1", "configId": "o", "value": "2"}
+        raw.answer(request, {"configOptions": [{**option, "currentValue": "2"}]})
+        assert (await changing)[0].current_value == "2"
+        assert session.config_options[0].current_value == "2"
+        switching = asyncio.create_task(session.set_config_option("b", True))
+        request = await raw.wait("session/set_config_option", 2)
+        assert request["params"] == {
+            "sessionId": "s1",
+            "configId": "b",
+            "type": "boolean",
+            "value": True,
+        }
+        raw.answer(request, {"configOptions": []})
+        assert await switching == []
+        bare = await opened(peer, raw, "s2")
+        assert bare.modes is None
+        assert bare.config_options is None
+        assert repr(bare) == "<Session 's2' in '/'>"
