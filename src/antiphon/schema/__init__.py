@@ -25,8 +25,10 @@ if TYPE_CHECKING:
         decode_update,
         decoder,
         encode,
+        encode_checked,
         json_depth_exceeds,
         loads,
+        refuse_non_finite,
         repair_text,
     )
 
@@ -48,8 +50,10 @@ __all__ = [
     "decode_update",
     "decoder",
     "encode",
+    "encode_checked",
     "json_depth_exceeds",
     "loads",
+    "refuse_non_finite",
     "repair_text",
     "variants",
 ]

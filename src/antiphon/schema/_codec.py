@@ -8,8 +8,8 @@ A frame's journey: before this station `core` has cut the frame into its raw par
 handler or a consumer has the typed value. On the way out it is the other way round.
 
 Whatever arrives, decoding ends in a value, a `msgspec.ValidationError` (JSON of the wrong shape) or
-another `msgspec.DecodeError` (no JSON, or nested absurdly deep). Encoding ends in bytes, a
-`TypeError` or a `ValueError`, at the call, so that a send loop never meets an unencodable value.
+another `msgspec.DecodeError` (no JSON, or nested absurdly deep). Encoding ends in bytes, or in a
+`TypeError` or `ValueError` at the call, so that a send loop never meets an unencodable value.
 
 Source: DESIGN §3.1 and §3.3, field faults 06, 07, 31, 32.
 """
@@ -54,8 +54,10 @@ __all__ = [
     "decode_update",
     "decoder",
     "encode",
+    "encode_checked",
     "json_depth_exceeds",
     "loads",
+    "refuse_non_finite",
     "repair_text",
 ]
 
@@ -64,6 +66,7 @@ T = TypeVar("T")
 _log = logging.getLogger("antiphon.schema")
 
 _TOO_DEEP = "JSON nests too deeply"
+_CIRCULAR = "the value contains itself or nests too deeply for JSON"
 
 
 # --- decoding -----------------------------------------------------------------------------------
@@ -264,21 +267,50 @@ def encode(value: Any) -> bytes:
     """The JSON of a wire struct or any JSON value: compact, one line, UTF-8.
 
     Lone surrogates, in keys too, become U+FFFD, and two that make a pair become the character they
-    mean. Raises `ValueError` for NaN and infinities (JSON has no such numbers; a null in their
-    place would be a different statement) and for values that contain themselves, `TypeError` for
-    what is no JSON value.
+    mean. NaN and infinities become null: whatever holds numbers that a user handed in goes through
+    `encode_checked`, or `refuse_non_finite` has looked at it. Raises `TypeError` for what is no JSON
+    value, `ValueError` for what contains itself.
     """
     try:
-        if value.__class__ not in _PLAIN and (where := _non_finite(value)) is not None:
-            msg = f"{type(value).__name__}{where} is NaN or infinite, and JSON has no such number"
-            raise ValueError(msg)
-        try:
-            return _encode(value)
-        except UnicodeEncodeError:
-            return _encode(_mended(value))
+        return _encode(value)
+    except UnicodeEncodeError:
+        return _encode_mended(value)
     except RecursionError:
-        msg = "the value contains itself or nests too deeply for JSON"
-        raise ValueError(msg) from None
+        raise ValueError(_CIRCULAR) from None
+
+
+def encode_checked(value: Any) -> bytes:
+    """Like `encode`, and refuses NaN and infinities, in structs and in untyped values.
+
+    JSON has no such numbers, and a null in their place would be a different statement. Finding them
+    costs more than writing a small message does, so the hot path, which has only strings to say,
+    does without. Raises `ValueError` naming the place, and what `encode` raises.
+    """
+    refuse_non_finite(value)
+    return encode(value)
+
+
+def refuse_non_finite(value: Any) -> None:
+    """Raise `ValueError`, naming the place, where NaN or an infinity is in a JSON value or struct.
+
+    Raises `TypeError` for what is no JSON value, `ValueError` for what contains itself.
+    """
+    if value.__class__ in _PLAIN:
+        return
+    try:
+        where = _non_finite(value)
+    except RecursionError:
+        raise ValueError(_CIRCULAR) from None
+    if where is not None:
+        msg = f"{type(value).__name__}{where} is NaN or infinite, and JSON has no such number"
+        raise ValueError(msg)
+
+
+def _encode_mended(value: Any) -> bytes:
+    try:
+        return _encode(_mended(value))
+    except RecursionError:
+        raise ValueError(_CIRCULAR) from None
 
 
 def _hook(value: Any) -> Any:
@@ -301,7 +333,6 @@ _PLAIN = frozenset(
 
 # The fields of each struct class that may hold a float somewhere below them. Most hold strings, so
 # that looking for NaN takes a handful of attribute reads for a message, and not a scan of its text.
-# That is still more than writing a small message takes: `encode` of a bare string pays nothing.
 _loose: dict[type, tuple[str, ...]] = {}
 
 
