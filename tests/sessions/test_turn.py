@@ -14,6 +14,7 @@ from antiphon import (
     Capabilities,
     CapabilityError,
     Client,
+    ConnectionClosed,
     Context,
     Limits,
     RequestError,
@@ -588,3 +589,53 @@ async def test_what_the_client_did_not_offer_is_refused_here_and_never_sent() ->
         await session.prompt("go")
         sent = {frame.get("method") for direction, frame in wire.frames if direction == "in"}
         assert sent == {None}
+
+
+async def test_a_number_that_json_cannot_say_is_refused_at_the_call() -> None:
+    async def act(turn: Turn) -> None:
+        with pytest.raises(ValueError, match="NaN"):
+            await turn.usage(used=1, size=2, cost=(float("nan"), "EUR"))
+        async with turn.tool("x") as tool:
+            with pytest.raises(ValueError, match="infinite"):
+                await tool.update(raw_output={"a": [float("inf")]})
+        await turn.say("still here")
+
+    updates = await updates_of(act)
+    assert updates[-1]["content"]["text"] == "still here"
+
+
+async def test_what_is_no_update_is_refused_and_an_untagged_tool_update_gets_its_tag() -> None:
+    async def act(turn: Turn) -> None:
+        with pytest.raises(TypeError, match="Cost is no session update"):
+            await turn.send(v1.Cost(amount=1.0, currency="EUR"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        body: Any = v1.ToolCallUpdate(tool_call_id="t", status="completed")
+        await turn.send(body)
+
+    assert await updates_of(act) == [
+        {"sessionUpdate": "tool_call_update", "toolCallId": "t", "status": "completed"}
+    ]
+
+
+async def test_verbs_say_so_when_the_client_is_gone() -> None:
+    gone = asyncio.Event()
+    failures: list[str] = []
+
+    async def act(turn: Turn) -> None:
+        await turn.say("x")
+        try:
+            await turn.wait_cancelled()
+            for verb in (lambda: turn.say("late"), lambda: turn.plan([])):
+                with pytest.raises(ConnectionClosed):
+                    await verb()
+                failures.append("refused")
+        finally:
+            gone.set()
+
+    async with joined(Scripted(act)) as (peer, wire):
+        session = await peer.new_session(cwd="/")
+        with pytest.raises(ConnectionClosed):
+            async with session.prompt("go"):
+                await wire.wait_for("session/update")
+                await peer.aclose()
+        await asyncio.wait_for(gone.wait(), 5)
+    assert failures == ["refused", "refused"]

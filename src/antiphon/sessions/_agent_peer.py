@@ -20,7 +20,16 @@ from antiphon._errors import (
 )
 from antiphon._handlers import AgentCalls
 from antiphon.runtime import Connection, FutureCall
-from antiphon.schema import UNSET, UnsetType, decode, decode_result, encode, v1, v1_unstable
+from antiphon.schema import (
+    UNSET,
+    UnsetType,
+    decode,
+    decode_result,
+    encode,
+    encode_checked,
+    v1,
+    v1_unstable,
+)
 from antiphon.sessions._client_router import ClientHandlersLike, ClientRouter
 from antiphon.sessions._methods import (
     allowed_by,
@@ -472,14 +481,16 @@ class AgentPeer(AgentCalls):
         """Ask an extension method (its name starts with `_`); the result as plain JSON values."""
         _check_extension(method)
         raw = await self.connection.request(
-            method, None if params is None else encode(params), self._timeout(method, timeout)
+            method,
+            None if params is None else encode_checked(params),
+            self._timeout(method, timeout),
         )
         return decode(Any, raw)
 
     async def notify_extension(self, method: str, params: Any = None) -> None:
         """Send an extension notification (its name starts with `_`)."""
         _check_extension(method)
-        self.connection.notify(method, None if params is None else encode(params))
+        self.connection.notify(method, None if params is None else encode_checked(params))
         await self.connection.drain()
 
     # -------------------------------------------------------------- for the generated calls
@@ -496,7 +507,7 @@ class AgentPeer(AgentCalls):
             if session is None
             else _MarkedCall(row.name, future, session.inbox)
         )
-        self.connection.open_call(call, encode(params), self._timeout(row.name, timeout))
+        self.connection.open_call(call, encode_checked(params), self._timeout(row.name, timeout))
         try:
             raw = await future
         except asyncio.CancelledError:
@@ -512,7 +523,7 @@ class AgentPeer(AgentCalls):
     async def _notify(self, params: Any) -> None:
         row = table().row_of(params, "notification", "agent")
         refuse_unstable(row, unstable=self.unstable)
-        self.connection.notify(row.name, encode(params))
+        self.connection.notify(row.name, encode_checked(params))
         await self.connection.drain()
 
     # -------------------------------------------------------------- for the session

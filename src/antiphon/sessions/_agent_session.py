@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from antiphon._errors import TurnOver
-from antiphon.schema import UNSET, UnknownUpdate, UnsetType, encode, v1, v1_unstable
+from antiphon.schema import UNSET, UnknownUpdate, UnsetType, encode_checked, v1, v1_unstable
 from antiphon.sessions._methods import tag_of
 from antiphon.sessions._turn import Head, Turn, check_offer
 
@@ -138,10 +138,11 @@ class AgentSession:
             msg = f"{type(update).__name__} is no session update"
             raise TypeError(msg)
         check_offer(peer.tree, update)
-        peer.connection.notify(
-            "session/update",
-            encode(v1_unstable.SessionNotification(session_id=self.session_id, update=update)),
-        )
+        frame = self.head.update + encode_checked(update) + b"}}"
+        peer.connection.check_frame(len(frame))
+        if peer.connection.closed:
+            raise peer.connection.lost_error()
+        peer.connection.send(frame)
 
     def cancel(self) -> None:
         """`session/cancel`: no effect without an open turn (a stale one must not hit the next)."""

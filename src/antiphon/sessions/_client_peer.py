@@ -17,7 +17,7 @@ from antiphon._errors import (
 )
 from antiphon._handlers import ClientCalls
 from antiphon.runtime import Connection, FutureCall
-from antiphon.schema import UNSET, UnsetType, decode, decode_result, encode, v1, v1_unstable
+from antiphon.schema import UNSET, UnsetType, decode, decode_result, encode_checked, v1, v1_unstable
 from antiphon.sessions._agent_router import AgentHandlersLike, AgentRouter
 from antiphon.sessions._agent_session import AgentSession
 from antiphon.sessions._methods import (
@@ -115,14 +115,14 @@ class ClientPeer(ClientCalls):
             else timeout
         )
         raw = await self.connection.request(
-            method, None if params is None else encode(params), seconds
+            method, None if params is None else encode_checked(params), seconds
         )
         return decode(Any, raw)
 
     async def notify_extension(self, method: str, params: Any = None) -> None:
         """Send an extension notification (its name starts with `_`)."""
         _check_extension(method)
-        self.connection.notify(method, None if params is None else encode(params))
+        self.connection.notify(method, None if params is None else encode_checked(params))
         await self.connection.drain()
 
     # -------------------------------------------------------------- for turns and generated calls
@@ -139,7 +139,7 @@ class ClientPeer(ClientCalls):
         if isinstance(timeout, UnsetType):
             timeout = default_timeout(self.connection.limits, row.name)
         call = FutureCall(row.name, self.connection.create_future())
-        self.connection.open_call(call, encode(params), timeout)
+        self.connection.open_call(call, encode_checked(params), timeout)
         return call
 
     def result_of(self, params: Any, raw: Any) -> Any:
@@ -165,7 +165,7 @@ class ClientPeer(ClientCalls):
         refuse_unstable(row, unstable=self.unstable)
         if not allowed_by(self.tree, row.gate):
             raise CapabilityError(row.name, f"clientCapabilities.{row.gate}")
-        self.connection.notify(row.name, encode(params))
+        self.connection.notify(row.name, encode_checked(params))
         await self.connection.drain()
 
     # -------------------------------------------------------------- for the router

@@ -9,7 +9,7 @@ import msgspec
 
 from antiphon._errors import LimitExceeded
 from antiphon.runtime import NoticeRoute, RequestRoute
-from antiphon.schema import decode, encode, json_depth_exceeds
+from antiphon.schema import decode, encode_checked, json_depth_exceeds
 
 __all__ = ["Extension", "Extensions", "extension", "extension_routes", "find_extensions"]
 
@@ -97,4 +97,4 @@ def _decoder(params: Any) -> Callable[[Any], Any]:
 
 
 def _encode_result(value: Any) -> bytes:
-    return b"{}" if value is None else encode(value)
+    return b"{}" if value is None else encode_checked(value)

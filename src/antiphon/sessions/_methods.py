@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from antiphon._errors import LocalProtocolError
-from antiphon.schema import Method, UnsetType, Wire, encode, v1_unstable, variants
+from antiphon.schema import Method, UnsetType, Wire, encode_checked, v1_unstable, variants
 
 __all__ = [
     "Table",
@@ -130,7 +130,7 @@ def encode_result_of(row: Method) -> Callable[[Any], bytes]:
         if not isinstance(value, msgspec.Struct):
             msg = f"the handler of {row.name} returned {type(value).__name__}, not a result"
             raise TypeError(msg)
-        return encode(value)
+        return encode_checked(value)
 
     return encode_value
 

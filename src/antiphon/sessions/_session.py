@@ -16,7 +16,7 @@ from antiphon._errors import (
     TurnInProgress,
 )
 from antiphon.runtime import OutboundCall
-from antiphon.schema import UNSET, UnsetType, decode_result, encode
+from antiphon.schema import UNSET, UnsetType, decode_result, encode_checked
 from antiphon.sessions._content import as_blocks, check_prompt_content
 from antiphon.sessions._inbox import Inbox, Observer, Subscription, UpdateQueue
 from antiphon.sessions._update import Update
@@ -124,7 +124,7 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         inbox.label = "turn"
         session.turn = self
         try:
-            inbox.connection.open_call(self, encode(self.params), self._timeout)
+            inbox.connection.open_call(self, encode_checked(self.params), self._timeout)
         except BaseException:
             inbox.turn = self._queue = session.turn = None
             inbox.label = "session"

@@ -183,6 +183,8 @@ class Turn:
         connection = self._connection
         if len(body) > _LARGE:
             connection.check_frame(len(head) + len(body) + len(_TAIL))
+        if connection.closed:
+            raise connection.lost_error()
         self.sent += 1
         connection.send(head + body + _TAIL)
         if connection.writing_paused:
@@ -592,16 +594,18 @@ class Terminal:
 
 
 class Head:
-    """The parts of a session's text chunks that never change."""
+    """The parts of a session's updates that never change."""
 
-    __slots__ = ("say", "think")
+    __slots__ = ("say", "think", "update")
 
     def __init__(self, session_id: str) -> None:
         start = (
             b'{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":'
             + encode(session_id)
-            + b',"update":{"sessionUpdate":"'
+            + b',"update":'
         )
+        self.update = start
+        start += b'{"sessionUpdate":"'
         content = b'","content":{"type":"text","text":'
         self.say = start + b"agent_message_chunk" + content
         self.think = start + b"agent_thought_chunk" + content
