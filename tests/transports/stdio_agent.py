@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -49,6 +50,13 @@ def noise() -> None:
         input()
 
 
+def noise_on_errors() -> None:
+    print("errors by print", file=sys.stderr, flush=True)
+    os.write(2, b"errors by write\n")
+    logging.getLogger("agent").error("errors by log")
+    subprocess.run(["sh", "-c", "echo errors by child >&2"], check=True)
+
+
 class Echo:
     def __init__(self, transport: StdioTransport) -> None:
         self.transport = transport
@@ -59,6 +67,8 @@ class Echo:
             report["seen"].append(frame.decode())
             if "noise" in WORDS:
                 noise()
+            if "errors" in WORDS:
+                noise_on_errors()
             if frame == b"big":
                 self.transport.send([b"x" * (1 << 20)])
             elif frame == b"bye":

@@ -31,6 +31,7 @@ NOISE = [
     "noise by libc",
     "noise by child",
 ]
+ERRORS = ["errors by print", "errors by write", "errors by log", "errors by child"]
 ECHOES = b"echo a\necho b\nafter the end\n"
 
 
@@ -108,16 +109,16 @@ def read_until(fd: int, end: bytes) -> bytes:
 @pytest.mark.covers("R1-3")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_nothing_but_frames_reaches_standard_output(agent: Agent, loop: str) -> None:
-    out, err = agent.run("noise", loop)
+    out, err = agent.run("noise", "errors", loop)
 
     assert out == ECHOES
-    for line in NOISE:
+    for line in NOISE + ERRORS:
         assert err.decode().splitlines().count(line) == 2
 
 
 @pytest.mark.covers("R1-3")
 def test_nothing_but_frames_reaches_the_wire_when_stderr_is_the_same_pipe(agent: Agent) -> None:
-    out, _ = agent.run("noise", stderr=subprocess.STDOUT)
+    out, _ = agent.run("noise", "errors", stderr=subprocess.STDOUT)
 
     assert out == ECHOES
 
@@ -128,7 +129,7 @@ def test_nothing_but_frames_reaches_a_file_that_is_both_outputs(
 ) -> None:
     path = tmp_path / "out"
     with path.open("wb") as file:
-        agent.run("noise", stdout=file, stderr=file)
+        agent.run("noise", "errors", stdout=file, stderr=file)
 
     assert path.read_bytes() == ECHOES
 
@@ -279,7 +280,12 @@ def test_a_terminal_carries_frames_and_no_noise(agent: Agent, loop: str) -> None
 def test_one_socket_is_both_input_and_output(agent: Agent, errors_too: bool, loop: str) -> None:
     here, there = socket.socketpair()
     agent.start(
-        "noise", loop, stdin=there, stdout=there, stderr=there if errors_too else subprocess.PIPE
+        "noise",
+        "errors",
+        loop,
+        stdin=there,
+        stdout=there,
+        stderr=there if errors_too else subprocess.PIPE,
     )
     here.sendall(b"a\n")
     assert read_until(here.fileno(), b"\n") == b"echo a\n"

@@ -96,12 +96,11 @@ class LineFramer:
             first = None
             if self._held or self._skipped:
                 first = self._finish(lines[0])
-                lines[0] = b""  # done with: no second CR is to be stripped from it
             if b"\r" in chunk:
                 frames[:] = [line.removesuffix(b"\r") for line in lines]
             if len(chunk) > self._max:
                 frames[:] = [line if len(line) <= self._max else _fault(line) for line in lines]
-            if first is not None:
+            if first is not None:  # after the passes above, which are for whole lines
                 frames[0] = first
             if not all(frames):
                 frames = [frame for frame in frames if frame]
