@@ -15,8 +15,9 @@ Rules that live here, all of them and only here:
 
 from __future__ import annotations
 
+import contextlib
 import re
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -69,10 +70,21 @@ class _Envelope(msgspec.Struct, gc=False):
     error: Raw | UnsetType = UNSET
 
 
+class _LooseEnvelope(msgspec.Struct, gc=False):
+    """What any JSON object decodes to, so that even a wrong envelope tells whom it concerns."""
+
+    params: Raw | UnsetType = UNSET
+    method: Raw | UnsetType = UNSET
+    id: Raw | UnsetType = UNSET
+    jsonrpc: Raw | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+
+
 class _Error(msgspec.Struct):
     code: int
     message: str
-    data: Any = None
+    data: Raw | UnsetType = UNSET
 
 
 class RequestEvent(msgspec.Struct, gc=False):
@@ -106,14 +118,18 @@ class ResponseEvent(msgspec.Struct):
 
 
 class Refusal(msgspec.Struct):
-    """A frame that is no legal message: send `reply`."""
+    """A frame that is no legal message: send `reply`.
+
+    `reason` is for logs, `noise` the beginning of the frame if it was no JSON.
+    """
 
     reply: bytes
     reason: str
+    noise: bytes | None = None
 
 
 class Ignored(msgspec.Struct):
-    """A frame that must have no effect; `reason` is for logs, `noise` the text if it was no JSON."""
+    """A frame that must have no effect; `reason` and `noise` as in `Refusal`."""
 
     reason: str
     noise: bytes | None = None
@@ -123,23 +139,63 @@ Event = UpdateEvent | RequestEvent | NotificationEvent | ResponseEvent | Refusal
 
 _decode_update = msgspec.json.Decoder(UpdateEvent).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_loose = msgspec.json.Decoder(_LooseEnvelope).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
 _decode_any = msgspec.json.Decoder().decode
+_check_json = msgspec.json.Decoder(Raw).decode
 _encode = msgspec.json.Encoder().encode
 
 _NULL: Final = b"null"
-# Members with scalar values, from the very start of an object: what they hold is certain even when
-# the rest of the frame was thrown away. Strings are matched whole, so nothing inside them counts.
-_STRING = rb'"(?:[^"\\]|\\.)*"'
-_SCALAR = rb"(?:" + _STRING + rb"|-?\d+|true|false|null)"
+_VERSION: Final = b'"2.0"'
+#: What is kept of noise, and looked at of a frame that cannot be decoded.
+_KEPT: Final = 4096
+#: A longer id is no legal one: each is kept while its request is open, and sent back. Real ids are
+#: counters and UUIDs.
+_ID_BYTES: Final = 4096
+#: What is left of the message of an error whose frame would be over the limit.
+_MESSAGE_CHARACTERS: Final = 256
+
+# Members with scalar values, from the very start of an object or up to its very end: what they hold
+# is certain even when the rest of the frame was thrown away. Strings are matched whole, so nothing
+# inside them counts; and a search that begins inside a string stays out of step with the quotes up
+# to the end, where it fails, because outside of strings JSON has no backslash.
+_SPACE = rb"[ \t\r]*+"
+_STRING = rb'"(?:[^"\\]|\\.)*+"'
+_SCALAR = rb"(?:" + _STRING + rb"|-?\d[\d.eE+-]*+|true|false|null)"
+_PAIR = (
+    _SPACE + rb"(" + _STRING + rb")" + _SPACE + rb":" + _SPACE + rb"(" + _SCALAR + rb")" + _SPACE
+)
 _HEAD = re.compile(
-    rb"[ \t\r]*\{(?:[ \t\r]*" + _STRING + rb"[ \t\r]*:[ \t\r]*" + _SCALAR + rb"[ \t\r]*,)*"
+    _SPACE + rb"\{((?:" + _PAIR + rb",)*+)" + _SPACE + rb"(?P<next>" + _STRING + rb")?"
 )
-_MEMBER = re.compile(rb"(" + _STRING + rb")[ \t\r]*:[ \t\r]*(" + _SCALAR + rb")[ \t\r]*,")
-# At the very end, `"id":X}` closes the outermost object: certain as well.
-_TAIL = re.compile(
-    rb'[,{][ \t\r]*"id"[ \t\r]*:[ \t\r]*(' + _STRING + rb"|-?\d+)[ \t\r]*\}[ \t\r]*$"
-)
+_TAIL = re.compile(rb"((?:," + _PAIR + rb")++)\}" + _SPACE + rb"$")
+_MEMBER = re.compile(_PAIR)
+
+
+class _Salvaged(msgspec.Struct):
+    """What is known for certain of a frame that is not read.
+
+    `id` is raw, None where it was not seen; `asked` tells whether it is a request or notification,
+    `named` whether its method was seen.
+    """
+
+    id: bytes | None
+    asked: bool
+    named: bool
+
+
+def _salvage(head: bytes, tail: bytes) -> _Salvaged:
+    """What the two ends of a frame that cannot be decoded tell."""
+    known: dict[bytes, bytes] = {}
+    following: bytes | None = None
+    if start := _HEAD.match(head):
+        known.update(_MEMBER.findall(start[1]))
+        following = start["next"]
+    if end := _TAIL.search(tail):
+        known.update(_MEMBER.findall(end[1]))
+    named = b'"method"' in known
+    # The member that is no scalar is what makes such a frame long or deep: parameters or a result.
+    return _Salvaged(known.get(b'"id"'), named or following == b'"params"', named)
 
 
 def _key(raw: bytes) -> bytes:
@@ -149,7 +205,17 @@ def _key(raw: bytes) -> bytes:
 
 def _legal_id(raw: bytes) -> bool:
     """String or integer; no fraction, no exponent (runtime-semantics §2)."""
-    return raw[:1] == b'"' or (raw.lstrip(b"-").isdigit())
+    if len(raw) > _ID_BYTES:
+        return False
+    if raw[:1] != b'"':
+        return raw.lstrip(b"-").isdigit()
+    if raw.isascii():
+        return True
+    try:  # the decoder does not look into raw values, and these bytes are sent back
+        str(raw, "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class Protocol:
@@ -179,144 +245,160 @@ class Protocol:
     # ------------------------------------------------------------------ frames in
 
     def _receive_at_client(self, frame: bytes) -> Event:
-        """The client's fast path: one pass over an update, everything else a second one."""
+        """The client's fast path: one pass over an update or an answer, else a second one."""
         try:
             event = _decode_update(frame)
         except (msgspec.DecodeError, RecursionError):
             return self._receive_general(frame)
-        if (
-            event.method == "session/update"
-            and event.id is UNSET
-            and event.params is not UNSET
-            and event.params.update is not UNSET
-        ):
-            return event
+        if event.method == "session/update":
+            if event.id is UNSET and event.params is not UNSET and event.params.update is not UNSET:
+                return event
+        elif event.method is UNSET and not self._deep(frame):
+            return self._classify_answer(event)
         return self._receive_general(frame)
 
     def _receive_general(self, frame: bytes) -> Event:
-        size = len(frame)
-        # Above a mebibyte the decoder's own recursion bound has to do: counting would cost more than
-        # decoding such a frame does, and typed decoding never keeps what it does not know.
-        if size > 2 * self.limits.json_depth and size <= 1 << 20 and self._deep(frame):
+        if self._deep(frame):
             return self._refuse_deep(frame)
         try:
             envelope = _decode_envelope(frame)
         except RecursionError:
             return self._refuse_deep(frame)
-        except msgspec.DecodeError as error:
-            return self._receive_odd(frame, error)
+        except msgspec.DecodeError:
+            return self._receive_odd(frame)
         return self._classify(envelope, frame)
 
     def _deep(self, frame: bytes) -> bool:
         limit = self.limits.json_depth
+        # Too short to nest that deep in whole JSON, or above a mebibyte, where counting would cost
+        # more than decoding such a frame does: the decoder's own recursion bound has to do, and
+        # typed decoding never keeps what it does not know.
+        if not 2 * limit < len(frame) <= 1 << 20:
+            return False
         return frame.count(b"[") + frame.count(b"{") > limit and self._depth_exceeds(frame, limit)
 
     def _classify(self, envelope: _Envelope, frame: bytes) -> Event:
         method, raw_id = envelope.method, envelope.id
-        if method is not UNSET:
-            params = envelope.params
-            given = None if params is UNSET or bytes(params) == _NULL else params
-            if raw_id is UNSET:
-                return NotificationEvent(method, given, frame)
-            id_ = bytes(raw_id)
-            if not _legal_id(id_):  # null included: settled as -32600 in DESIGN §10
-                return self._refuse(-32600, "Invalid request", None, {"reason": "illegal id"})
-            return RequestEvent(id_, method, given, frame)
+        if method is UNSET:
+            return self._classify_answer(envelope)
+        params = envelope.params
+        given = None if params is UNSET or _is_null(params) else params
         if raw_id is UNSET:
-            if envelope.result is UNSET and envelope.error is UNSET:
+            return NotificationEvent(method, given, frame)
+        id_ = bytes(raw_id)
+        if not _legal_id(id_):  # null included: settled as -32600 in DESIGN §10
+            return self._refuse(-32600, "Invalid request", None, {"reason": "illegal id"})
+        return RequestEvent(id_, method, given, frame)
+
+    def _classify_answer(self, envelope: _Envelope | UpdateEvent | _LooseEnvelope) -> Event:
+        """What has no method: an answer, or nothing at all."""
+        result, error = envelope.result, envelope.error
+        if envelope.id is UNSET:
+            if result is UNSET and error is UNSET:
                 return self._refuse(-32600, "Invalid request", None, {"reason": "no method"})
             return Ignored("a response without an id")
-        return self._response(bytes(raw_id), envelope)
-
-    def _response(self, id_: bytes, envelope: _Envelope) -> Event:
-        result, error = envelope.result, envelope.error
+        id_ = bytes(envelope.id)
         call = self.calls.pop(id_, None)
         if call is None:
             if result is UNSET and error is UNSET:
                 known = id_ if _legal_id(id_) else None
                 return self._refuse(-32600, "Invalid request", known, {"reason": "no method"})
             return Ignored("a response to no open call")
-        if result is not UNSET:  # wins over an error beside it (runtime-semantics §2.1)
-            return ResponseEvent(call, result, None)
-        if error is UNSET:  # `{"id": 3}`: some peers leave the result of a void method out
-            return ResponseEvent(call, Raw(_NULL), None)
-        try:
-            answer = _decode_error(error)
-        except (msgspec.DecodeError, RecursionError):
-            return ResponseEvent(call, None, RemoteProtocolError("the answer's error is malformed"))
-        return ResponseEvent(call, None, RequestError.of(answer.code, answer.message, answer.data))
+        # A result wins over an error beside it (runtime-semantics §2.1), but null beside an error is
+        # only how some peers write that there is no result.
+        if error is UNSET or (result is not UNSET and not (_is_null(result) and _is_object(error))):
+            # `{"id": 3}`: some peers leave the result of a void method out.
+            return ResponseEvent(call, Raw(_NULL) if result is UNSET else result, None)
+        return ResponseEvent(call, None, _answered_error(error))
 
-    def _receive_odd(self, frame: bytes, error: msgspec.DecodeError) -> Event:
+    def _receive_odd(self, frame: bytes) -> Event:
         """Whatever the envelope decoder refused: say precisely why, and keep the id if it is usable."""
-        text = frame
-        if not isinstance(error, msgspec.ValidationError):
-            # Lone surrogates are refused by the strict decoder even inside raw values.
-            from antiphon.schema import repair_text
+        from antiphon.schema import repair_text
 
-            text = repair_text(frame)
+        # Lone surrogates are refused by the strict decoder even inside raw values.
+        text = repair_text(frame)
         try:
-            if text is not frame:
-                return self._classify(_decode_envelope(text), text)
+            if text != frame:
+                try:
+                    return self._classify(_decode_envelope(text), text)
+                except msgspec.ValidationError:
+                    pass
+            loose = _decode_loose(text)
+        except RecursionError:
+            return self._refuse_deep(frame)
+        except msgspec.ValidationError:
+            return self._receive_no_object(frame, text)
         except msgspec.DecodeError:
-            pass
+            return self._refuse_noise(frame)
+        return self._refuse_object(loose)
+
+    def _receive_no_object(self, frame: bytes, text: bytes) -> Event:
         try:
-            value = _decode_any(text)
+            _check_json(text)
         except RecursionError:
             return self._refuse_deep(frame)
         except msgspec.DecodeError:
-            # An agent's banner or log line on stdout is no message; answering it could only start
-            # an exchange of errors. What looks like an object gets the answer JSON-RPC asks for.
-            if self.side == "client" and frame.lstrip()[:1] not in (b"{", b"["):
-                return Ignored("the peer wrote something that is no message", frame[:4096])
-            return self._refuse(-32700, "Parse error", None, None)
-        return self._refuse_object(value)
+            return self._refuse_noise(frame)
+        return self._refuse(-32600, "Invalid request", None, {"reason": "not an object"})
 
-    def _refuse_object(self, value: Any) -> Event:
-        if not isinstance(value, dict):
-            return self._refuse(-32600, "Invalid request", None, {"reason": "not an object"})
-        members = cast("dict[str, Any]", value)
-        id_ = members.get("id")
-        legal = isinstance(id_, (int, str)) and not isinstance(id_, bool)
-        raw = _encode(id_) if legal else None
-        if "method" not in members and ("result" in members or "error" in members):
+    def _refuse_noise(self, frame: bytes) -> Event:
+        noise = frame[:_KEPT]
+        # An agent's banner or log line ("[INFO] ready") on stdout is no message; answering it could
+        # only start an exchange of errors. What looks like an object gets the answer that JSON-RPC
+        # asks for.
+        if self.side == "client" and frame.lstrip()[:1] != b"{":
+            return Ignored("the peer wrote something that is no message", noise)
+        return Refusal(
+            error_frame(_NULL, -32700, "Parse error"), "Parse error: the frame is no JSON", noise
+        )
+
+    def _refuse_object(self, loose: _LooseEnvelope) -> Event:
+        """An object whose method is no string, or that says it is of another JSON-RPC version."""
+        id_ = None if loose.id is UNSET else bytes(loose.id)
+        odd = loose.jsonrpc is not UNSET and bytes(loose.jsonrpc) != _VERSION
+        method_given = loose.method is not UNSET and not _is_null(loose.method)
+        if not method_given and (loose.result is not UNSET or loose.error is not UNSET):
+            if not odd:  # a method of null is as good as none
+                return self._classify_answer(loose)
             # A malformed response must fail its caller and is never answered.
-            call = None if raw is None else self.calls.pop(raw, None)
+            call = None if id_ is None else self.calls.pop(id_, None)
             if call is None:
                 return Ignored("a malformed response to no open call")
-            return ResponseEvent(call, None, RemoteProtocolError("the answer is malformed"))
-        return self._refuse(-32600, "Invalid request", raw, {"reason": "malformed envelope"})
+            error = RemoteProtocolError("the answer is malformed: it is not of JSON-RPC 2.0")
+            return ResponseEvent(call, None, error)
+        reason = 'jsonrpc is not "2.0"' if odd else "method is no string"
+        legal = id_ if id_ is not None and _legal_id(id_) else None
+        return self._refuse(-32600, "Invalid request", legal, {"reason": reason})
 
     def receive_fault(self, fault: Fault) -> Event:
-        """What stands for a frame over the limit: fail the call it would have answered, else refuse."""
+        """What stands for a frame over the limit: fail the call it would have answered, else refuse.
+
+        An id counts where it stands among the scalar members at either end of the frame.
+        """
         limit = self.limits.frame_bytes
-        head = _HEAD.match(fault.head)
-        known = dict(_MEMBER.findall(head.group())) if head else {}
-        id_: bytes | None = known.get(b'"id"')
-        tail = None if id_ else _TAIL.search(fault.tail)
-        if tail is not None:
-            id_ = tail.group(1)
-        if b'"method"' not in known and id_ is not None:
-            call = self.calls.pop(id_, None)
-            if call is not None:
-                return ResponseEvent(call, None, LimitExceeded("frame_bytes", limit, fault.size))
+        failed = LimitExceeded("frame_bytes", limit, fault.size)
         data = {"reason": fault.reason, "limit": limit}
-        if b'"method"' in known and id_ is not None and _legal_id(id_):
-            return self._refuse(-32600, "Invalid request", id_, data)
-        return self._refuse(-32700, "Parse error", None, data)
+        return self._refuse_unread(_salvage(fault.head, fault.tail), failed, data)
 
     def _refuse_deep(self, frame: bytes) -> Event:
-        head = _HEAD.match(frame[:4096])
-        known = dict(_MEMBER.findall(head.group())) if head else {}
-        id_: bytes | None = known.get(b'"id"')
         limit = self.limits.json_depth
-        if b'"method"' not in known and id_ is not None:
-            call = self.calls.pop(id_, None)
-            if call is not None:
-                return ResponseEvent(call, None, LimitExceeded("json_depth", limit))
-        legal = id_ if id_ is not None and _legal_id(id_) and b'"method"' in known else None
+        try:  # deeper than we want, perhaps not deeper than can be skipped
+            loose = _decode_loose(frame)
+        except (msgspec.DecodeError, RecursionError):
+            found = _salvage(frame[:_KEPT], frame[-_KEPT:])
+        else:
+            asked = loose.method is not UNSET
+            found = _Salvaged(None if loose.id is UNSET else bytes(loose.id), asked, asked)
         data = {"reason": "too_deep", "limit": limit}
-        if legal is not None:
-            return self._refuse(-32600, "Invalid request", legal, data)
+        return self._refuse_unread(found, LimitExceeded("json_depth", limit), data)
+
+    def _refuse_unread(self, found: _Salvaged, failed: LimitExceeded, data: Any) -> Event:
+        id_ = found.id
+        if id_ is not None:
+            if not found.asked and (call := self.calls.pop(id_, None)) is not None:
+                return ResponseEvent(call, None, failed)
+            if found.named and _legal_id(id_):
+                return self._refuse(-32600, "Invalid request", id_, data)
         return self._refuse(-32700, "Parse error", None, data)
 
     def _refuse(self, code: int, message: str, id_: bytes | None, data: Any) -> Refusal:
@@ -338,10 +420,7 @@ class Protocol:
 
     def request_of(self, id_: bytes) -> Any:
         """What was entered for the peer's request with this raw id, or None."""
-        try:
-            return self.requests.get(_key(id_))
-        except msgspec.DecodeError:
-            return None
+        return self.requests.get(_key(id_)) if _legal_id(id_) else None
 
     def result(self, id_: bytes, body: bytes) -> bytes | None:
         """The response frame with a result, closing the request; None if it has its response already.
@@ -358,10 +437,22 @@ class Protocol:
         return frame
 
     def error(self, id_: bytes, code: int, message: str, data: Any = None) -> bytes | None:
-        """The response frame with an error, closing the request; None if it has its response already."""
-        if self.requests.pop(_key(id_), None) is None:
+        """The response frame with an error, closing the request; None if it has its response already.
+
+        If it would be over `frame_bytes` with its data, it goes without, and with the beginning of
+        its message.
+
+        Raises:
+            TypeError, ValueError: `data` is no JSON; the request stays open.
+        """
+        key = _key(id_)
+        if key not in self.requests:
             return None
-        return error_frame(id_, code, message, data)
+        frame = error_frame(id_, code, message, data)
+        if len(frame) > self.limits.frame_bytes:
+            frame = error_frame(id_, code, message[:_MESSAGE_CHARACTERS])
+        del self.requests[key]
+        return frame
 
     # ------------------------------------------------------------------ our calls
 
@@ -404,6 +495,32 @@ class Protocol:
             raise LimitExceeded("frame_bytes", self.limits.frame_bytes, len(frame))
 
 
+def _is_null(raw: Raw) -> bool:
+    return len(raw) == 4 and bytes(raw) == _NULL
+
+
+def _is_object(raw: Raw) -> bool:
+    return memoryview(raw)[0] == ord("{")
+
+
+def _answered_error(raw: Raw) -> RequestError | RemoteProtocolError:
+    """The exception for the `error` of an answer; what cannot be read of its `data` is left out."""
+    from antiphon.schema import loads, repair_text
+
+    text = repair_text(raw)
+    try:
+        error = _decode_error(text)
+    except (msgspec.DecodeError, RecursionError):
+        # The cause is worth more than the form (field fault 18).
+        said = text[:200].decode("utf-8", "replace")
+        return RemoteProtocolError(f"the answer's error is malformed: {said}")
+    data = None
+    if error.data is not UNSET:
+        with contextlib.suppress(msgspec.DecodeError):
+            data = loads(error.data)
+    return RequestError.of(error.code, error.message, data)
+
+
 _names: dict[str, bytes] = {}
 
 
@@ -418,8 +535,14 @@ def _name(method: str) -> bytes:
 
 
 def error_frame(id_: bytes, code: int, message: str, data: Any = None) -> bytes:
-    """A response frame with an error. `data` None is left out."""
+    """A response frame with an error. `data` None is left out.
+
+    Lone surrogates are replaced: a file name in a message must not cost the peer its answer (field
+    fault 07). Raises `TypeError` or `ValueError` for data that is no JSON.
+    """
+    from antiphon.schema import encode
+
     body: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
         body["data"] = data
-    return b'{"jsonrpc":"2.0","id":' + id_ + b',"error":' + _encode(body) + b"}"
+    return b'{"jsonrpc":"2.0","id":' + id_ + b',"error":' + encode(body) + b"}"

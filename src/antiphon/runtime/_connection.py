@@ -19,7 +19,11 @@ import msgspec
 
 from antiphon._errors import (
     ConnectionClosed,
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
     LimitExceeded,
+    MethodNotFound,
     NotInitialized,
     RequestCancelled,
     RequestError,
@@ -35,7 +39,6 @@ from antiphon.core import (
     ResponseEvent,
     Side,
     UpdateEvent,
-    error_frame,
 )
 from antiphon.schema import json_depth_exceeds
 
@@ -54,11 +57,14 @@ log = logging.getLogger("antiphon.connection")
 #: Queued bytes that leave without waiting for the end of the loop's turn: about one pipe.
 _FLUSH_BYTES = 1 << 16
 
+#: How much of an unknown method's name is repeated to the peer.
+_METHOD_CHARACTERS = 256
+
 
 class InboundCall:
     """A request of the peer that is being handled."""
 
-    __slots__ = ("after", "answered", "cancelled", "id", "method", "started", "task")
+    __slots__ = ("after", "answered", "cancelled", "id", "method", "started", "task", "withdrawn")
 
     def __init__(self, id_: bytes, method: str) -> None:
         self.id = id_
@@ -68,6 +74,8 @@ class InboundCall:
         self.answered = False
         #: Whether its task has begun: one that has not would never see its own cancellation.
         self.started = False
+        #: Whether it was cancelled before that, so that its handler need not run either.
+        self.withdrawn = False
         self.task: asyncio.Task[None] | None = None
         self.after: list[Callable[[], Awaitable[None] | None]] = []
 
@@ -110,6 +118,7 @@ class FutureCall(OutboundCall):
             self.future.set_result(result)
         else:
             self.future.set_exception(error)
+            self.future.exception()  # a caller that was cancelled meanwhile is no news
 
 
 class Connection:
@@ -147,8 +156,9 @@ class Connection:
         self._lost: ConnectionClosed | None = None
         self._closed = self._loop.create_future()
         self._closing: asyncio.Task[None] | None = None
+        self._input_ended = False
         # The handshake being handled: what arrives meanwhile waits here, in order.
-        self._held: list[Event] | None = None
+        self._held: list[RequestEvent | NotificationEvent] | None = None
         # writing
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -156,12 +166,13 @@ class Connection:
         self._write_paused = False
         self._room: list[asyncio.Future[None]] = []
         # reading
-        #: Bytes of undelivered updates; whoever queues one adds its frame's size.
+        #: Bytes of what was received and waits: updates (whoever queues one adds its frame's size),
+        #: notifications, and what came during the handshake.
         self.queued_bytes = 0
         self._blocking_calls = 0
         self._read_paused = False
         # ordered notifications
-        self._notices: list[tuple[Callable[[Any, Context], Awaitable[None]], Any, Context]] = []
+        self._notices: list[_Notice] = []
         self._notice_task: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ life
@@ -189,8 +200,9 @@ class Connection:
     async def aclose(self) -> None:
         """Close: open calls fail, handlers are cancelled and given a grace, the transport is closed.
 
-        Idempotent, concurrent calls share the work, bounded by `close_grace` plus the transport's own
-        bound; a cancelled caller stops waiting but the closing goes on.
+        Idempotent, concurrent calls share the work, bounded by `close_grace` (twice, if observers of
+        updates use theirs up) plus the transport's own bound; a cancelled caller stops waiting but
+        the closing goes on.
         """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
@@ -199,28 +211,40 @@ class Connection:
     async def _close(self) -> None:
         self.flush()
         self._fail_everything(ConnectionClosed("this side closed the connection"))
-        await self._reap()
-        await self.transport.aclose()
-        if not self._closed.done():
-            self._closed.set_result(None)
+        await self._end()
+
+    async def _end(self) -> None:
+        try:
+            await self._reap()
+            await self.transport.aclose()
+        except Exception:
+            log.exception("the transport could not be closed")
+        finally:
+            if not self._closed.done():
+                self._closed.set_result(None)
 
     async def _reap(self) -> None:
         """Cancel what still runs, wait the grace, then leave behind and report what ignores it."""
-        current = asyncio.current_task()
-        tasks = [task for task in self._tasks if task is not current and not task.done()]
-        for task in tasks:
+        cancelled: set[asyncio.Task[Any]] = set()
+        for task in self._tasks:
             task.cancel()
-        grace = self.limits.close_grace
+            cancelled.add(task)
         if delivering := [task for task in self._deliveries if not task.done()]:
             # What was received is still shown to its observers; only then are they ended.
-            _, late = await asyncio.wait(delivering, timeout=grace)
-            for task in late:
-                task.cancel()
-            tasks.extend(late)
-        if tasks:
-            _, stuck = await asyncio.wait(tasks, timeout=grace)
-            for task in stuck:
-                log.error("a task ignores cancellation and is left behind: %r", task)
+            await asyncio.wait(delivering, timeout=self.limits.close_grace)
+        deadline = self._loop.time() + self.limits.close_grace
+        # Again, because what is being cancelled may start a task.
+        while running := [t for t in (*self._tasks, *self._deliveries) if not t.done()]:
+            for task in running:
+                if task not in cancelled:
+                    task.cancel()
+                    cancelled.add(task)
+            left = deadline - self._loop.time()
+            if left <= 0:
+                for task in running:
+                    log.error("a task ignores cancellation and is left behind: %r", task)
+                break
+            await asyncio.wait(running, timeout=left)
         self.flush()
 
     def _fail_everything(self, error: ConnectionClosed) -> None:
@@ -228,44 +252,55 @@ class Connection:
             return
         self._lost = error
         for call in self.protocol.close():
-            self._settle(call, None, self.lost_error())
+            try:
+                self._settle(call, None, self.lost_error())
+            except Exception:
+                log.exception("a call of %s could not be failed", call.method)
         room, self._room = self._room, []
         for future in room:
             if not future.done():
                 future.set_exception(self.lost_error())
                 future.exception()  # a waiter that was cancelled meanwhile is no news
-        self._router.connection_lost(error)
+        try:
+            self._router.connection_lost(error)
+        except Exception:
+            log.exception("the side could not take the loss of the connection")
 
     # ------------------------------------------------------------------ Receiver
 
     def frames_received(self, frames: list[bytes | Fault]) -> None:
         """Dispatch frames that arrived together; what they cause to be written leaves together."""
+        if self._lost is not None:
+            return
         self._armed = True
         protocol, update_received = self.protocol, self._router.update_received
         receive = protocol.receive_frame
         record = self._record
-        for frame in frames:
-            try:
-                if not isinstance(frame, bytes):
-                    self._dispatch(protocol.receive_fault(frame))
-                    continue
-                if record is not None:
-                    record("in", frame)
-                event = receive(frame)
-                if isinstance(event, UpdateEvent):
-                    route: Any = event.params  # core gives no update without its route
-                    update_received(route.sessionId, route.update, frame)
-                else:
-                    self._dispatch(event)
-            except Exception:
-                # Nothing a peer sends may end the reading; a fault of ours is logged, not hidden.
-                log.exception("a frame could not be dispatched")
-        if self.queued_bytes > self.limits.queue_bytes:
-            self._over_budget()
-        self.flush()
+        try:
+            for frame in frames:
+                try:
+                    if not isinstance(frame, bytes):
+                        self._dispatch(protocol.receive_fault(frame))
+                        continue
+                    if record is not None:
+                        record("in", frame)
+                    event = receive(frame)
+                    if isinstance(event, UpdateEvent):
+                        route: Any = event.params  # core gives no update without its route
+                        update_received(route.sessionId, route.update, frame)
+                    else:
+                        self._dispatch(event)
+                except Exception:
+                    # Nothing a peer sends may end the reading; a fault of ours is logged, not hidden.
+                    log.exception("a frame could not be dispatched")
+            if self.queued_bytes > self.limits.queue_bytes:
+                self._over_budget()
+        finally:
+            self.flush()
 
     def input_ended(self) -> None:
         """The peer will send nothing more: let what runs finish within the grace, then close."""
+        self._input_ended = True
         if self._lost is None and self._closing is None:
             self._closing = self._loop.create_task(self._finish())
 
@@ -273,16 +308,17 @@ class Connection:
         # Nobody can answer our open calls any more, and handlers that wait for one end with that.
         for call in list(self.protocol.calls.values()):
             self.protocol.calls.pop(call.id, None)
-            self._settle(call, None, ConnectionClosed("the peer closed its output"))
-        running = [task for task in self._tasks if not task.done()]
-        if running:
-            await asyncio.wait(running, timeout=self.limits.close_grace)
+            self._settle(call, None, _no_more_answers())
+        deadline = self._loop.time() + self.limits.close_grace
+        # Again, because the end of the handshake lets through what waited for it.
+        while running := [task for task in self._tasks if not task.done()]:
+            left = deadline - self._loop.time()
+            if left <= 0:
+                break
+            await asyncio.wait(running, timeout=left)
         self.flush()
-        self._fail_everything(ConnectionClosed("the peer closed its output"))
-        await self._reap()
-        await self.transport.aclose()
-        if not self._closed.done():
-            self._closed.set_result(None)
+        self._fail_everything(_no_more_answers())
+        await self._end()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The transport's last word."""
@@ -294,13 +330,7 @@ class Connection:
             closed = ConnectionClosed(f"the connection broke: {error}")
         self._fail_everything(closed)
         if self._closing is None:
-            self._closing = self._loop.create_task(self._close_lost())
-
-    async def _close_lost(self) -> None:
-        await self._reap()
-        await self.transport.aclose()
-        if not self._closed.done():
-            self._closed.set_result(None)
+            self._closing = self._loop.create_task(self._end())
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -317,61 +347,79 @@ class Connection:
     def _dispatch(self, event: Event) -> None:
         if isinstance(event, ResponseEvent):
             self._settle(event.call, event.result, event.error)
-        elif self._held is not None:
-            self._held.append(event)
         elif isinstance(event, RequestEvent):
-            self._request_received(event)
+            if self._held is None:
+                self._request_received(event)
+            else:
+                self._hold(self._held, event)
         elif isinstance(event, NotificationEvent):
-            self._notification_received(event)
+            # The handshake itself may be cancelled; for what is held, a cancellation waits behind it.
+            if self._held is None:
+                self._notification_received(event)
+            elif event.method != "$/cancel_request" or not self._cancel_received(event):
+                self._hold(self._held, event)
         elif isinstance(event, Refusal):
             log.warning("refused a frame: %s", event.reason)
+            self._note_noise(event.noise)
             self.send(event.reply)
         elif isinstance(event, Ignored):
-            if event.noise is None:
-                log.debug("ignored: %s", event.reason)
-            else:
-                self.noise = (self.noise + b"\n" + event.noise)[-4096:]
-                log.info("%s: %r", event.reason, event.noise[:200])
+            log.log(logging.INFO if event.noise else logging.DEBUG, "ignored: %s", event.reason)
+            self._note_noise(event.noise)
+
+    def _note_noise(self, noise: bytes | None) -> None:
+        if noise:
+            log.info("what is no message begins with %r", noise[:200])
+            self.noise = (self.noise + b"\n" + noise)[-4096:]
+
+    def _hold(
+        self,
+        held: list[RequestEvent | NotificationEvent],
+        event: RequestEvent | NotificationEvent,
+    ) -> None:
+        held.append(event)
+        self.queued_bytes += len(event.frame)
 
     def _request_received(self, event: RequestEvent) -> None:
-        method, id_ = event.method, event.id
-        protocol = self.protocol
-        if self.initialized:
-            if method == "initialize":
-                reason = {"reason": "already initialized"}
-                self.send(error_frame(id_, -32600, "Invalid request", reason))
-                return
-        elif self.side == "agent" and method != "initialize":
-            reason = {"method": method, "reason": "initialize required"}
-            self.send(error_frame(id_, -32600, "Invalid request", reason))
-            return
-        if protocol.is_open(id_):
+        id_, method = event.id, event.method
+        if self.protocol.is_open(id_):
             # Answering would give that id two responses.
             log.warning("dropped a request whose id is in flight already: %s", method)
             return
+        call = InboundCall(id_, method)
+        try:
+            self._accept_request(event, call)
+        except Exception as error:  # noqa: BLE001  (the boundary)
+            self.protocol.open(
+                id_, call
+            )  # if it was not yet: it gets its one answer like any other
+            self._answer_error(call, error)
+
+    def _accept_request(self, event: RequestEvent, call: InboundCall) -> None:
+        """Check a request and start its handler; raises what it is refused with."""
+        method = event.method
+        if self.initialized:
+            if method == "initialize":
+                raise InvalidRequest({"reason": "already initialized"})
+        elif self.side == "agent" and method != "initialize":
+            raise InvalidRequest({"method": method, "reason": "initialize required"})
         limit = self.limits.inbound_requests
-        if len(protocol.requests) >= limit:
+        if len(self.protocol.requests) >= limit:
             busy = {"reason": "too many concurrent inbound requests", "limit": limit}
-            self.send(error_frame(id_, -32603, "Server busy", busy))
-            return
+            raise InternalError(busy, "Server busy")
         route = self._router.request_route(method)
         if route is None:
-            self.send(error_frame(id_, -32601, "Method not found", method))
-            return
+            known = method if len(method) <= _METHOD_CHARACTERS else method[:_METHOD_CHARACTERS]
+            raise MethodNotFound(known)
         try:
             params = route.decode(event.params)
-        except (msgspec.DecodeError, RecursionError, ValueError) as error:
-            self.send(error_frame(id_, -32602, "Invalid params", str(error)))
-            return
-        call = InboundCall(id_, method)
-        protocol.open(id_, call)
-        try:
-            context = self._router.context(method, event.params, params, call)
-            if route.accept is not None:
-                params = route.accept(params, context)
-        except Exception as error:  # noqa: BLE001  (the boundary)
-            self._answer_error(call, error)
-            return
+        except RecursionError:
+            raise InvalidParams("nested too deeply") from None
+        except ValueError as error:  # msgspec's are among them; their text names the field
+            raise InvalidParams(str(error)) from error
+        self.protocol.open(call.id, call)
+        context = self._router.context(method, event.params, params, call)
+        if route.accept is not None:
+            params = route.accept(params, context)
         if method == "initialize":
             self._held = []
         call.task = task = self._loop.create_task(self._serve(call, route, params, context))
@@ -387,7 +435,7 @@ class Connection:
             try:
                 if call.answered:
                     return
-                if call.cancelled and route.accept is None:
+                if call.withdrawn:
                     raise RequestCancelled  # noqa: TRY301  (the same boundary answers it)
                 frame = self.protocol.result(
                     call.id, route.encode(await route.invoke(params, context))
@@ -417,7 +465,13 @@ class Connection:
             self.initialized = True
         held, self._held = self._held, None
         for event in held or ():
-            self._dispatch(event)
+            self.release(len(event.frame))
+            if self._lost is not None:
+                continue
+            try:
+                self._dispatch(event)
+            except Exception:
+                log.exception("a frame could not be dispatched")
 
     def answer(self, call: InboundCall, body: bytes) -> bool:
         """Answer a request in its handler's place, whose task is cancelled; False if it is answered."""
@@ -442,10 +496,10 @@ class Connection:
             log.error("the handler of %s failed", call.method, exc_info=error)
         try:
             frame = self.protocol.error(call.id, code, message, data)
-        except (TypeError, ValueError, RecursionError):
-            # `data` of the handler's error is no JSON: the request is closed, its answer is owed.
-            log.exception("the error data of %s cannot be encoded", call.method)
-            frame = error_frame(call.id, code, message)
+        except Exception:
+            # The handler's error holds what is no JSON, but an answer is owed.
+            log.exception("the error of %s cannot be encoded", call.method)
+            frame = self.protocol.error(call.id, code, str(message))
         if frame is not None:
             self.send(frame, now=len(self.protocol.requests) == 0)
 
@@ -473,20 +527,29 @@ class Connection:
         if route.immediate is not None:
             route.immediate(params, context)
         elif route.handle is not None:
-            self._notices.append((route.handle, params, context))
+            size = len(event.frame)
+            self.queued_bytes += size
+            self._notices.append(_Notice(route.handle, params, context, size))
             if self._notice_task is None:
                 self._notice_task = self.create_task(self._handle_notices())
 
     async def _handle_notices(self) -> None:
         """Notifications one at a time, in wire order (requests and updates do not wait for them)."""
+        task = asyncio.current_task()
         try:
             while self._notices:
                 batch, self._notices = self._notices, []
-                for handle, params, context in batch:
+                for notice in batch:
                     try:
-                        await handle(params, context)
+                        await notice.handle(notice.params, notice.context)
+                    except asyncio.CancelledError:
+                        if task is None or task.cancelling():
+                            raise
+                        # Something the handler waited for was cancelled: its affair alone.
+                        log.info("the handler of %s was cancelled", notice.context.method)
                     except Exception:
-                        log.exception("the handler of %s failed", context.method)
+                        log.exception("the handler of %s failed", notice.context.method)
+                    self.release(notice.size)
         finally:
             self._notice_task = None
 
@@ -499,20 +562,24 @@ class Connection:
             return
         self._router.update_received(route.session_id, route.update, event.frame)
 
-    def _cancel_received(self, event: NotificationEvent) -> None:
+    def _cancel_received(self, event: NotificationEvent) -> bool:
+        """`$/cancel_request`: False if it is about no open request, and so means nothing."""
         try:
             requested = _decode_cancel(event.params if event.params is not None else b"null")
         except (msgspec.DecodeError, RecursionError):
             log.debug("ignored an undecodable $/cancel_request")
-            return
+            return False
         call = self.protocol.request_of(bytes(requested.request_id))
-        if not isinstance(call, InboundCall) or call.cancelled:
-            return
-        call.cancelled = True
-        if self._router.cancelled(call):
-            return
-        if call.started and call.task is not None:
-            call.task.cancel()
+        if not isinstance(call, InboundCall):
+            return False
+        if not call.cancelled:
+            call.cancelled = True
+            if not self._router.cancelled(call):
+                if call.started and call.task is not None:
+                    call.task.cancel()
+                else:
+                    call.withdrawn = True
+        return True
 
     # ------------------------------------------------------------------ our calls
 
@@ -524,10 +591,15 @@ class Connection:
         Raises:
             ConnectionClosed: the link is gone.
             NotInitialized: before the handshake.
-            LimitExceeded: the frame would be over `frame_bytes`.
+            LimitExceeded: the frame would be over `frame_bytes`, or the peer has sent so much that
+                nobody takes that no answer can be read (`queue_bytes`).
         """
         if self._lost is not None:
             raise self.lost_error()
+        if self._input_ended:
+            raise _no_more_answers()
+        if call.blocking and self.queued_bytes > 2 * self.limits.queue_bytes:
+            raise LimitExceeded("queue_bytes", self.limits.queue_bytes, self.queued_bytes)
         if not self.initialized and call.method != "initialize":
             msg = f"{call.method} before initialize"
             raise NotInitialized(msg)
@@ -705,6 +777,19 @@ async def _logged(work: Awaitable[None]) -> None:
         await work
     except Exception:
         log.exception("what was to run after a response failed")
+
+
+def _no_more_answers() -> ConnectionClosed:
+    return ConnectionClosed("the peer closed its output")
+
+
+class _Notice(msgspec.Struct):
+    """A notification that waits for its handler."""
+
+    handle: Callable[[Any, Context], Awaitable[None]]
+    params: Any
+    context: Context
+    size: int
 
 
 class _CancelParams(msgspec.Struct, rename="camel"):
