@@ -304,6 +304,7 @@ def test_a_framer_is_as_new_after_the_end() -> None:
     assert framer.feed(MARK + b"d\n") == [b"d"]
 
 
+@pytest.mark.covers("R1-2")
 def test_joined_frames_have_a_line_end_each() -> None:
     assert join_frames([]) == b""
     assert join_frames([b"{}"]) == b"{}\n"
