@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -242,11 +243,9 @@ def mutters() -> None:
 def babbles() -> None:
     """Talks until it is told to stop."""
     message = prompt()
-    os.set_blocking(0, False)
-    while not sys.stdin.buffer.peek(1):
+    while not select.select([0], [], [], 0)[0]:
         say("bla " * 100)
     end(message, "cancelled")
-    os.set_blocking(0, True)
     until_the_client_leaves()
 
 
@@ -289,6 +288,17 @@ def writes_and_runs() -> None:
     if "result" in started:
         call(3, "terminal/wait_for_exit", terminalId=started["result"]["terminalId"])
     say(f"{'result' in written} {'result' in started}")
+    end(message)
+    until_the_client_leaves()
+
+
+def runs_a_while() -> None:
+    message = prompt()
+    args = ["-c", "import time; time.sleep(0.8)"]
+    started = call(1, "terminal/create", command=sys.executable, args=args)
+    terminal = started["result"]["terminalId"]
+    call(2, "terminal/wait_for_exit", terminalId=terminal)
+    call(3, "terminal/release", terminalId=terminal)
     end(message)
     until_the_client_leaves()
 

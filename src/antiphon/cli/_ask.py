@@ -1,6 +1,7 @@
 """Asking with nothing but the terminal: the options as numbered lines, the answer as one line.
 
-`_pleasant` does the same with prompt-toolkit where that is installed.
+What the question is about, the display has shown before. `_pleasant` does the same with
+prompt-toolkit where that is installed.
 """
 
 from __future__ import annotations
@@ -12,14 +13,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from antiphon.cli._output import readable
-from antiphon.cli._plain import change_lines
 
 if TYPE_CHECKING:
     from antiphon.cli._view import Question
 
-__all__ = ["PlainAsker", "can_ask", "headline"]
-
-_MAX_CHANGE_LINES = 60
+__all__ = ["PlainAsker", "can_ask"]
 
 
 def can_ask() -> bool:
@@ -31,22 +29,8 @@ def can_ask() -> bool:
         return False
 
 
-def headline(question: Question) -> str:
-    """The question in one line."""
-    match question.kind:
-        case "write":
-            return f"The agent wants to write: {question.tool.name}"
-        case "execute":
-            return f"The agent wants to run: {question.tool.name}"
-        case _:
-            return f"The agent asks: {question.tool.name}"
-
-
 class PlainAsker:
-    """Shows the question on standard error and reads the answer from the terminal."""
-
-    def __init__(self, *, cwd: str) -> None:
-        self._cwd = cwd
+    """Lists the options on standard error and reads the answer from the terminal."""
 
     async def choose(self, question: Question) -> str | None:
         """The chosen option's key, or None at end of input. Cancellable at any time."""
@@ -55,7 +39,7 @@ class PlainAsker:
             _show("There is no terminal to ask on.\n")
             return None
         try:
-            _show(self._text(question))
+            _show(_options(question))
             while True:
                 _show("> ")
                 line = await _read_line(terminal)
@@ -69,17 +53,11 @@ class PlainAsker:
         finally:
             os.close(terminal)
 
-    def _text(self, question: Question) -> str:
-        lines = [headline(question)]
-        for change in question.tool.changes:
-            lines += [f"  {line}" for line in change_lines(change, self._cwd, _MAX_CHANGE_LINES)]
-        command = question.tool.command
-        if command and command != question.tool.name:
-            lines.append(f"  $ {command}")
-        lines += [
-            f"  {number}. {name}" for number, (_, name, _) in enumerate(question.options, start=1)
-        ]
-        return readable("\n".join(lines)) + "\n"
+
+def _options(question: Question) -> str:
+    labels = [name for _, name, _ in question.options]
+    lines = [f"  {number}. {readable(name)}" for number, name in enumerate(labels, start=1)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _chosen(question: Question, answer: str) -> str | None:

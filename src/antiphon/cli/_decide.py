@@ -131,7 +131,7 @@ class Decider:
         self.pending += 1
         try:
             async with self._turn:
-                self._view.display.suspend()
+                self._view.display.suspend(question)
                 try:
                     return await asker.choose(question)
                 finally:

@@ -10,7 +10,6 @@ agent side is like to write against, so it uses the public API only.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import re
 import shutil
@@ -59,8 +58,12 @@ _STEPS = (
 
 def run(options: argparse.Namespace) -> int:
     """Serve on standard input and output until the client leaves; 0."""
-    with contextlib.suppress(KeyboardInterrupt):
-        serve_stdio(DemoAgent(pace=options.pace))
+    agent = DemoAgent(pace=options.pace)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            serve_stdio(agent)
+    finally:
+        agent.clear()
     return 0
 
 
@@ -86,6 +89,11 @@ class DemoAgent(Agent):
         super().__init__()
         self._pace = pace
         self._sessions: dict[str, _Memory] = {}
+
+    def clear(self) -> None:
+        """Remove the folders it has worked in."""
+        for memory in self._sessions.values():
+            _clear(memory)
 
     async def new_session(
         self, params: v1.NewSessionRequest, ctx: Context
@@ -230,7 +238,6 @@ class _OwnHands:
     def __init__(self, memory: _Memory) -> None:
         if memory.workshop is None:
             memory.workshop = Path(tempfile.mkdtemp(prefix="antiphon-demo-"))
-            atexit.register(_clear, memory)
         self.folder = memory.workshop
         fixture.write_fixture(self.folder)
 
@@ -292,11 +299,16 @@ class _Scene:
         )
         await self._plan(1)
         repaired = source.replace(fixture.FAULTY_LINE, fixture.FIXED_LINE)
-        if not await self._edit(hands, module, source, repaired):
-            await self.say("Understood: I leave the file as it is.\n")
+        try:
+            if not await self._edit(hands, module, source, repaired):
+                await self.say("Understood: I leave the file as it is.\n")
+                return
+            await self._plan(2)
+            passed = await self._test(hands)
+        except RequestError as refusal:
+            # The client may refuse to write or to run whatever was answered before.
+            await self.say(f"I cannot go on, the client says: {refusal.message}.\n")
             return
-        await self._plan(2)
-        passed = await self._test(hands)
         await self._plan(3)
         await turn.usage(used=min(memory.words, _CONTEXT_SIZE), size=_CONTEXT_SIZE)
         await self.say(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from antiphon.cli._output import Output
     from antiphon.cli._view import FileChange, PlanLine, Question, ToolView
 
-__all__ = ["Plain", "change_lines", "relative"]
+__all__ = ["Plain", "Quiet", "change_lines", "relative"]
 
 _PLAN_MARKS = {"completed": "x", "in_progress": ">"}
 _MAX_CHANGE_LINES = 40
@@ -74,10 +74,8 @@ class Plain:
         if (tool.status, tool.name) != (status, name):
             where = ", ".join(relative(path, self._cwd) for path in tool.locations)
             self._line(f"{tool.kind}: {tool.name}{f' ({where})' if where else ''} [{tool.status}]")
-        if tool.changes and tool.changes != changes:
-            for change in tool.changes:
-                for line in change_lines(change, self._cwd, _MAX_CHANGE_LINES):
-                    self._line(f"  {line}")
+        if tool.changes != changes:
+            self._changes(tool)
         if tool.is_over and tool.text and tool.text != text:
             self._block(tool.text)
         if tool.is_over:
@@ -99,8 +97,13 @@ class Plain:
         why = f" ({reason})" if reason else ""
         self._line(f"{question.kind}: {question.tool.name} -> {answer}{why}")
 
-    def suspend(self) -> None:
-        self._break()
+    def suspend(self, question: Question) -> None:
+        tool = question.tool
+        self._line(question.headline)
+        if tool.changes != self._tools.get(tool.id, ("", "", (), ""))[2]:
+            self._changes(tool)
+        if tool.command and tool.command != tool.name:
+            self._line(f"  $ {tool.command}")
 
     def resume(self) -> None:
         """Nothing was taken away."""
@@ -111,6 +114,11 @@ class Plain:
 
     def close(self) -> None:
         self._break()
+
+    def _changes(self, tool: ToolView) -> None:
+        for change in tool.changes:
+            for line in change_lines(change, self._cwd, _MAX_CHANGE_LINES):
+                self._line(f"  {line}")
 
     @property
     def _shares_stdout(self) -> bool:
@@ -145,6 +153,21 @@ class Plain:
         except (OSError, ValueError):
             # Standard error is gone; what it would have shown is not what the run is for.
             pass
+
+
+class Quiet(Plain):
+    """The display of `--json`, where standard output says everything: only questions are shown."""
+
+    def begin(self, *, title: str, facts: Sequence[tuple[str, str]]) -> None: ...
+    def message(self, text: str) -> None: ...
+    def thought(self, text: str) -> None: ...
+    def plan(self, lines: Sequence[PlanLine]) -> None: ...
+    def tool(self, tool: ToolView) -> None: ...
+    def output(self, terminal_id: str, text: str) -> None: ...
+    def usage(self, used: int, size: int, cost: str) -> None: ...
+    def decided(self, question: Question, answer: str, *, allowed: bool, reason: str) -> None: ...
+    def end(self, lines: Sequence[tuple[bool | None, str]]) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 def change_lines(change: FileChange, cwd: str, limit: int) -> Iterator[str]:

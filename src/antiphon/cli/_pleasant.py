@@ -33,7 +33,6 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from antiphon.cli._ask import headline
 from antiphon.cli._output import readable
 from antiphon.cli._plain import change_lines, relative
 
@@ -145,22 +144,29 @@ class Pleasant:
     def decided(self, question: Question, answer: str, *, allowed: bool, reason: str) -> None:
         self._finish_text()
         parts: list[RenderableType] = []
-        if not reason:
-            # Asking has shown what it is about.
-            self._shown_changes[question.tool.id] = question.tool.changes
-        elif question.kind == "permission":
-            parts += self._changes(question.tool, with_title=True)
-        line = Text.assemble(
-            ("? ", "bold yellow"),
-            (readable(headline(question)), "yellow"),
+        given = Text.assemble(
             ("  →  ", "dim"),
             (readable(answer), "green" if allowed else "red"),
             (f"  ({reason})" if reason else "", "dim"),
         )
-        self._print(*parts, line, kind="tool")
+        if reason:
+            parts += self._changes(question.tool, with_title=True)
+            given = Text.assemble(_headline(question), given)
+        self._print(*parts, given, kind="tool")
 
-    def suspend(self) -> None:
+    def suspend(self, question: Question) -> None:
         self._finish_text()
+        tool = question.tool
+        parts: list[RenderableType] = [_headline(question), *self._changes(tool)]
+        if not tool.changes:
+            parts += [
+                Text(f"  {readable(relative(path, self._cwd))}", "dim")
+                for path in tool.locations
+                if path not in tool.name
+            ]
+        if tool.command and tool.command != tool.name:
+            parts.append(Text(f"  $ {readable(tool.command)}"))
+        self._print(*parts, kind="tool")
         self._suspended = True
         self._stop_live()
 
@@ -367,33 +373,13 @@ class _Tail:
 class PleasantAsker:
     """Puts a question as a small menu: arrows or numbers, Enter; Escape says no."""
 
-    def __init__(self, *, cwd: str) -> None:
-        self._cwd = cwd
-        self._console = Console(file=sys.stderr, highlight=False)
-
     async def choose(self, question: Question) -> str | None:
         """The chosen option's key, or None. Cancellable; leaves nothing of the menu behind."""
-        self._explain(question)
         with contextlib.suppress(OSError, ValueError, termios.error):
             # Keys pressed before the question was there are no answer to it.
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
         menu = _Menu(question)
         return await menu.application.run_async(handle_sigint=False, set_exception_handler=False)
-
-    def _explain(self, question: Question) -> None:
-        tool = question.tool
-        parts: list[RenderableType] = ["", Text(readable(headline(question)), "bold yellow")]
-        parts += [changes(change, self._cwd) for change in tool.changes]
-        if not tool.changes:
-            parts += [
-                Text(f"  {readable(relative(path, self._cwd))}", "dim")
-                for path in tool.locations
-                if path not in tool.name
-            ]
-        if tool.command and tool.command != tool.name:
-            parts.append(Text(f"  $ {readable(tool.command)}"))
-        with contextlib.suppress(OSError, ValueError):
-            self._console.print(*parts, sep="\n")
 
 
 class _Menu:
@@ -472,6 +458,10 @@ def changes(change: FileChange, cwd: str) -> RenderableType:
     for line in lines:
         text.append(f"\n{readable(line)}", _CHANGE_STYLES.get(line[:1], "dim"))
     return Padding(text, (0, 0, 0, 2))
+
+
+def _headline(question: Question) -> Text:
+    return Text.assemble(("? ", "bold yellow"), (readable(question.headline), "yellow"))
 
 
 def _plan(lines: Sequence[PlanLine]) -> RenderableType:

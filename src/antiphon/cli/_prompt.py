@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
     display = choose_display(output, cwd=cwd, quiet=options.json)
     view = View(display)
-    decider = Decider(policy, view, choose_asker(cwd=cwd), reason=reason)
+    decider = Decider(policy, view, choose_asker(), reason=reason)
     job = Job(
         argv=argv,
         cwd=cwd,

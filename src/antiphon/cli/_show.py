@@ -10,8 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from antiphon.cli._ask import PlainAsker
-from antiphon.cli._plain import Plain
-from antiphon.cli._view import Quiet
+from antiphon.cli._plain import Plain, Quiet
 
 if TYPE_CHECKING:
     from antiphon.cli._decide import Asker
@@ -30,7 +29,7 @@ def choose_display(
     agent's text goes there.
     """
     if quiet:
-        return Quiet()
+        return Quiet(output, cwd=cwd)
     aside = sys.stdout if on_stdout else sys.stderr
     if _is_lively(aside):
         try:
@@ -42,7 +41,7 @@ def choose_display(
     return Plain(output, aside, cwd=cwd)
 
 
-def choose_asker(*, cwd: str) -> Asker:
+def choose_asker() -> Asker:
     """Somebody to put questions to a person."""
     if _is_lively(sys.stderr) and _is_lively(sys.stdin):
         try:
@@ -50,8 +49,8 @@ def choose_asker(*, cwd: str) -> Asker:
         except ImportError:
             pass
         else:
-            return PleasantAsker(cwd=cwd)
-    return PlainAsker(cwd=cwd)
+            return PleasantAsker()
+    return PlainAsker()
 
 
 def _is_lively(stream: object) -> bool:

@@ -10,6 +10,7 @@ then kills its process group; no process is left behind. What the turn *is*, `an
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from antiphon import Client, Limits, spawn
+from antiphon import Capabilities, Client, Limits, spawn
 from antiphon._errors import AuthRequired
 from antiphon.cli._outcome import TIMEOUT, Failure, Outcome, explain
 from antiphon.cli._output import readable, update_line
@@ -41,7 +42,7 @@ __all__ = ["Job", "Run", "report"]
 #: From `session/cancel` to leaving the turn, for an agent that does not answer it.
 CANCEL_GRACE = 5.0
 #: The end of the run is bounded even where nothing else works (a terminal that takes no output).
-LAST_RESORT = 3.0
+LAST_RESORT = 2.0
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -199,8 +200,8 @@ class Run:
         if self._interrupts > 1 or self.outcome.stop_reason is not None:
             self._kill()
             return
-        if self._turn_is_open:
-            self._view.display.note("cancelling the turn; interrupt again to stop at once")
+        what = "cancelling the turn" if self._turn_is_open else "ending the agent"
+        self._view.display.note(f"{what}; interrupt again to stop at once")
         self._stop(Failure(kind="interrupted", message="Interrupted."), CANCEL_GRACE)
 
     def _output_lost(self) -> None:
@@ -224,11 +225,9 @@ class Run:
                 return
 
     def _abandon(self) -> None:
-        # In a thread of its own: the event loop itself hangs, so this is all that can still be done.
-        process = None if self._agent is None else self._agent.process
-        if process is not None and process.exit_status is None:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
+        # In a thread of its own: the event loop itself hangs, most likely in a write that nobody
+        # reads, so this is all that can still be done. What runs at exit kills every process.
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         os._exit(TIMEOUT)
 
     # -- the run itself
@@ -247,7 +246,7 @@ class Run:
         terminals = self._terminals = LentTerminals(
             job.cwd, guard=guard, heard=self._hear, show=self._view.display.output
         )
-        client = Client(
+        client = _Lender(
             files=LentFiles(job.cwd, guard=guard, heard=self._hear),
             terminals=terminals,
             permissions=self._decider.permission,
@@ -320,6 +319,11 @@ class Run:
         task = asyncio.ensure_future(quietly())
         self._asides.add(task)
         task.add_done_callback(self._asides.discard)
+
+
+class _Lender(Client):
+    # What the displays can show, and what nobody is asked to understand.
+    capabilities = Capabilities(notices=True, compaction=True)
 
 
 def report(outcome: Outcome, *, output: Output, as_json: bool, with_text: bool) -> int:

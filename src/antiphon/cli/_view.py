@@ -25,7 +25,6 @@ __all__ = [
     "FileChange",
     "PlanLine",
     "Question",
-    "Quiet",
     "ToolView",
     "View",
     "block_text",
@@ -83,6 +82,17 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     #: (key, label, wire kind) of each choice; the wire kind tells allowing from rejecting.
     options: tuple[tuple[str, str, str], ...]
 
+    @property
+    def headline(self) -> str:
+        """The question in one line."""
+        match self.kind:
+            case "write":
+                return f"The agent wants to write: {self.tool.name}"
+            case "execute":
+                return f"The agent wants to run: {self.tool.name}"
+            case _:
+                return f"The agent asks: {self.tool.name}"
+
 
 class Display(Protocol):
     """What shows a turn. Called on the event loop, in the order of the wire; must not raise."""
@@ -114,8 +124,8 @@ class Display(Protocol):
     def decided(self, question: Question, answer: str, *, allowed: bool, reason: str) -> None:
         """A question was answered; `reason` says by what ("--permissions deny"), "" by a person."""
 
-    def suspend(self) -> None:
-        """Leave the terminal alone until `resume`: a person is being asked."""
+    def suspend(self, question: Question) -> None:
+        """Show what a person is about to be asked, then leave the terminal alone until `resume`."""
 
     def resume(self) -> None:
         """Undo `suspend`."""
@@ -125,24 +135,6 @@ class Display(Protocol):
 
     def close(self) -> None:
         """Give the terminal back. Idempotent."""
-
-
-class Quiet:
-    """The display of `--json`: the lines on standard output say everything."""
-
-    def begin(self, *, title: str, facts: Sequence[tuple[str, str]]) -> None: ...
-    def message(self, text: str) -> None: ...
-    def thought(self, text: str) -> None: ...
-    def plan(self, lines: Sequence[PlanLine]) -> None: ...
-    def tool(self, tool: ToolView) -> None: ...
-    def output(self, terminal_id: str, text: str) -> None: ...
-    def usage(self, used: int, size: int, cost: str) -> None: ...
-    def note(self, text: str) -> None: ...
-    def decided(self, question: Question, answer: str, *, allowed: bool, reason: str) -> None: ...
-    def suspend(self) -> None: ...
-    def resume(self) -> None: ...
-    def end(self, lines: Sequence[tuple[bool | None, str]]) -> None: ...
-    def close(self) -> None: ...
 
 
 class View:
@@ -172,8 +164,6 @@ class View:
                 display.usage(value.used, value.size, amount)
             case v1.CurrentModeUpdate():
                 display.note(f"mode: {value.current_mode_id}")
-            case v1.SessionInfoUpdate() if isinstance(value.title, str):
-                display.note(f"title: {value.title}")
             case v1.Notice():
                 display.note(": ".join(filter(None, (value.severity, value.title))))
             case v1.AvailableCommandsUpdate():

@@ -1,0 +1,185 @@
+"""`antiphon run`: the wire carries the protocol and nothing else, whatever the module does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli.command import BOUND, COMMAND, antiphon, environment, left_by
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INITIALIZE = b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":1}}\n'
+
+NOISY = """
+import os, subprocess, sys
+print("at import")
+os.write(1, b"raw at import\\n")
+subprocess.run(["echo", "child at import"], check=True)
+
+from antiphon import Agent, Turn
+
+class Noisy(Agent):
+    async def prompt(self, turn: Turn) -> None:
+        print("in a handler")
+        os.write(1, b"raw")
+        subprocess.run(["echo", "child"], check=True)
+        eaten = subprocess.run(["cat"], capture_output=True, check=True).stdout
+        await turn.say(f"echo: {turn.text} {eaten!r}")
+
+agent = Noisy()
+
+def make():
+    return Noisy()
+
+def fails():
+    raise ValueError("no model")
+
+number = 5
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    (tmp_path / "noisy.py").write_text(NOISY)
+    return tmp_path
+
+
+def converse(folder: Path, what: str, *, stderr: int = subprocess.PIPE) -> tuple[bytes, bytes]:
+    """A whole conversation; what was on the wire, and on standard error."""
+    marked = environment()
+    out = b""
+    with subprocess.Popen(
+        [*COMMAND, "run", what],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        cwd=folder,
+        env=marked,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(number: int, method: str, **params: Any) -> Any:
+            nonlocal out
+            assert process.stdin is not None
+            assert process.stdout is not None
+            request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            while True:
+                line = process.stdout.readline()
+                out += line
+                message = json.loads(line)
+                if message.get("id") == number:
+                    return message["result"]
+
+        ask(0, "initialize", protocolVersion=1)
+        session = ask(1, "session/new", cwd=str(folder), mcpServers=[])["sessionId"]
+        text = {"type": "text", "text": "hi"}
+        ended = ask(2, "session/prompt", sessionId=session, prompt=[text])
+        assert ended["stopReason"] == "end_turn"
+        process.stdin.close()
+        out += process.stdout.read()
+        err = b"" if process.stderr is None else process.stderr.read()
+        assert process.wait(BOUND) == 0
+    assert not left_by(marked)
+    return out, err
+
+
+@pytest.mark.parametrize("what", ["noisy:agent", "noisy:Noisy", "noisy:make", "noisy:make()"])
+@pytest.mark.covers("R1-3")
+def test_nothing_a_module_prints_reaches_the_wire(module: Path, what: str) -> None:
+    out, err = converse(module, what)
+
+    messages = [json.loads(line) for line in out.splitlines()]
+    assert [message.get("id") for message in messages] == [0, 1, None, 2]
+    assert messages[2]["params"]["update"]["content"]["text"] == "echo: hi b''"
+    for words in (b"at import", b"raw at import", b"child at import", b"in a handler", b"child"):
+        assert words in err
+
+
+@pytest.mark.covers("R1-3")
+def test_nothing_reaches_the_wire_where_standard_error_is_the_wire(module: Path) -> None:
+    out, _ = converse(module, "noisy:agent", stderr=subprocess.STDOUT)
+
+    assert len([json.loads(line) for line in out.splitlines()]) == 4
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("no_such_module:agent", "No module named 'no_such_module'"),
+        ("noisy:absent", "there is no 'absent' in 'noisy'; its agents: Noisy, agent"),
+        ("noisy:number", "is no Agent but 'int'"),
+        ("noisy:fails", "ValueError: no model"),
+        ("broken:agent", "SyntaxError"),
+        ("leaves:agent", "SystemExit"),
+    ],
+)
+def test_an_agent_that_is_not_there_is_exit_code_1_with_one_line_and_why(
+    module: Path, what: str, words: str
+) -> None:
+    (module / "broken.py").write_text("def")
+    (module / "leaves.py").write_text("raise SystemExit(0)")
+
+    ran = antiphon("run", what, cwd=module)
+
+    assert ran.code == 1
+    assert ran.out == ""
+    assert words in ran.err
+    assert ran.err.splitlines()[-1].startswith("antiphon run: ")
+
+
+@pytest.mark.parametrize("what", ["noisy", "noisy.py:agent", ":agent", "noisy:", "a b:c"])
+def test_what_is_no_module_and_agent_is_exit_code_2(module: Path, what: str) -> None:
+    ran = antiphon("run", what, cwd=module)
+
+    assert ran.code == 2
+    assert "antiphon run: " in ran.err
+
+
+@pytest.mark.covers("R1-19")
+def test_the_end_of_input_right_after_a_request_still_answers_it(module: Path) -> None:
+    ran = antiphon("run", "noisy:agent", cwd=module, stdin=INITIALIZE)
+
+    assert ran.code == 0
+    assert json.loads(ran.out)["result"]["agentInfo"]["name"] == "Noisy"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_clean_end(module: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "run", "noisy:agent"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=module,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(INITIALIZE)
+        process.stdin.flush()
+        process.stdout.readline()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=BOUND)
+
+    assert process.returncode == 0
+    assert b"Traceback" not in err
+
+
+def test_the_current_folder_comes_first_on_the_path(module: Path) -> None:
+    (module / "mine.py").write_text(
+        "import pathlib, sys\n"
+        "assert pathlib.Path(sys.path[0]) == pathlib.Path.cwd()\n"
+        "from noisy import Noisy\n"
+    )
+
+    ran = antiphon("run", "mine:Noisy", cwd=module, stdin=INITIALIZE)
+
+    assert ran.code == 0, ran.err

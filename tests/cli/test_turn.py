@@ -1,0 +1,108 @@
+"""The bounds of a run, in this process: what counts as silence, and what is tried last."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from antiphon.cli._decide import Decider, Policy
+from antiphon.cli._output import Output
+from antiphon.cli._plain import Quiet
+from antiphon.cli._turn import Job, Run, report
+from antiphon.cli._view import View
+from tests.cli.command import BOUND, ODD_AGENT, environment, left_by
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from antiphon.cli._outcome import Outcome
+    from antiphon.cli._view import Question
+
+
+class Slow:
+    """A person who thinks for a while and then says yes."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    async def choose(self, question: Question) -> str | None:
+        await asyncio.sleep(self.seconds)
+        return question.options[0][0]
+
+
+def play(
+    kind: str, cwd: Path, *, policy: Policy = "allow", asker: Slow | None = None, **more: Any
+) -> Outcome:
+    output = Output()
+    view = View(Quiet(output))
+    job = Job(
+        argv=[sys.executable, str(ODD_AGENT), kind],
+        cwd=str(cwd),
+        text="x",
+        started=time.monotonic(),
+        **more,
+    )
+    decider = Decider(policy, view, asker, reason=policy)
+    return Run(job, output=output, view=view, decider=decider).play()
+
+
+def test_outcome_tells_what_happened(tmp_path: Path) -> None:
+    outcome = play("asks", tmp_path)
+
+    assert outcome.exit_code == 0
+    assert (outcome.stop_reason, outcome.permissions, outcome.updates) == ("end_turn", 1, 1)
+    assert (outcome.agent, outcome.session_id) == ("odd 1", "s-1")
+
+
+def test_a_person_who_thinks_is_no_silence(tmp_path: Path) -> None:
+    outcome = play("asks", tmp_path, policy="ask", asker=Slow(0.6), silence=0.3)
+
+    assert outcome.exit_code == 0
+
+
+def test_a_command_of_ours_that_runs_is_no_silence(tmp_path: Path) -> None:
+    outcome = play("runs_a_while", tmp_path, silence=0.3)
+
+    assert outcome.exit_code == 0
+
+
+def test_no_word_for_too_long_is_a_timeout(tmp_path: Path) -> None:
+    outcome = play("waits_for_cancel", tmp_path, silence=0.2)
+
+    assert outcome.failure is not None
+    assert (outcome.failure.kind, outcome.exit_code) == ("timeout", 5)
+
+
+def test_a_terminal_that_takes_no_output_cannot_outlast_the_time_limit() -> None:
+    marked = environment()
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "antiphon", "prompt", "--timeout", "0.5"),
+            *("--agent", f"{sys.executable} {ODD_AGENT} babbles", "x"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=marked,
+    ) as process:
+        # Nobody reads: the pipe is full soon, and the command is stuck in a write.
+        assert process.wait(BOUND) == 5
+    assert not left_by(marked)
+
+
+def test_report_says_in_words_what_went_wrong(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = report(play("dies", tmp_path), output=Output(), as_json=True, with_text=True)
+
+    out, err = capfd.readouterr()
+    assert code == 3
+    assert out.endswith('"stderr":"odd: out of memory\\n"}}\n')
+    assert err == (
+        "antiphon: The agent's process ended.\nexit status: 9\n"
+        "its standard error ends with:\n  odd: out of memory\n"
+    )
