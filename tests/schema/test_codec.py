@@ -605,8 +605,9 @@ def test_what_is_no_json_value_is_refused_with_its_type(value: Any) -> None:
         encode_checked(value)
 
 
-def test_unknown_value_over_several_lines_is_written_on_one() -> None:
-    update = UnknownUpdate(b'{\n  "sessionUpdate": "new",\r\n  "text": "a\\nb"\n}')
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+def test_unknown_value_over_several_lines_is_written_on_one(end: bytes) -> None:
+    update = UnknownUpdate(b'{%b  "sessionUpdate": "new",  "text": "a\\nb"%b}' % (end, end))
 
     assert encode({"u": update}) == b'{"u":{"sessionUpdate":"new","text":"a\\nb"}}'
 

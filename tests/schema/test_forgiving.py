@@ -47,6 +47,7 @@ class Outer(msgspec.Struct, kw_only=True, rename="camel"):
     words: Annotated[str, msgspec.Meta(min_length=1)] | UnsetType = UNSET
     key: int | str | None | UnsetType = UNSET
     share: float | UnsetType = UNSET
+    either: float | str | UnsetType = UNSET
     flag: bool | UnsetType = UNSET
     more: Outer | UnsetType = UNSET
     rest: Any = UNSET
@@ -55,6 +56,15 @@ class Outer(msgspec.Struct, kw_only=True, rename="camel"):
 class Needed(msgspec.Struct, kw_only=True):
     items: list[str]
     count: int
+
+
+class Counted(msgspec.Struct, kw_only=True):
+    noted: Inner
+    count: int
+
+
+class Listing(msgspec.Struct, kw_only=True):
+    listed: list[Counted]
 
 
 class Picky(msgspec.Struct, kw_only=True):
@@ -91,6 +101,7 @@ FORGIVING: Final = {
         "rest": "D",
     },
     Needed: {"items": "N"},
+    Listing: {"listed": "S"},
 }
 
 GOOD: Final[dict[str, Any]] = {"plainName": "n", "listed": []}
@@ -169,12 +180,14 @@ def test_unknown_variant_is_left_out_of_a_lenient_list() -> None:
 
 
 def test_repairs_inside_what_is_given_up_are_not_reported() -> None:
-    maybe = {"note": 5}
-    more = {"plainName": 6, "listed": [1, 2, 3]}
+    more: dict[str, Any] = {"plainName": "n", "listed": [1, 2, 3], "must": [None]}
+    listed: list[Any] = [{"noted": {"note": 1, "deepName": "d"}, "count": "x"}]
 
-    assert forgiven(Outer, GOOD | {"maybe": maybe, "more": more})[1] == [
-        ("$.maybe.deepName", "Missing required field"),
-        ("$.more.plainName", "Expected `str`, got `int`"),
+    assert forgiven(Outer, GOOD | {"more": more})[1] == [
+        ("$.more.must[0]", "Expected `str`, got `null`")
+    ]
+    assert forgiven(Listing, {"listed": listed})[1] == [
+        ("$.listed[0].count", "Expected `int`, got `str`")
     ]
 
 
@@ -210,6 +223,7 @@ def test_default_on_null_forgives_nothing_else() -> None:
         ({"small": 1.5}, "$.small", "Expected `int`, got `float`"),
         ({"words": ""}, "$.words", "Expected `str` of length >= 1"),
         ({"flag": 1}, "$.flag", "Expected `bool`, got `int`"),
+        ({"either": None}, "$.either", "Expected `float | str`, got `null`"),
         ({"key": 1.0}, "$.key", "Expected `int | str | null`, got `float`"),
         ({"key": True}, "$.key", "Expected `int | str | null`, got `bool`"),
     ],
@@ -256,9 +270,10 @@ def test_whole_float_counts_as_an_integer_and_is_reported() -> None:
 
 
 def test_integer_counts_as_a_float_without_a_report() -> None:
-    value, repairs = forgiven(Outer, GOOD | {"share": 3})
+    value, repairs = forgiven(Outer, GOOD | {"share": 3, "either": 4})
 
     assert (value.share, type(value.share), repairs) == (3.0, float, [])
+    assert (value.either, type(value.either)) == (4.0, float)
 
 
 def test_number_out_of_range_is_no_value_of_any_type() -> None:

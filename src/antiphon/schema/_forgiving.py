@@ -156,11 +156,11 @@ def is_array(value: Any) -> TypeGuard[list[Any]]:
     return type(value) is list
 
 
-# Finished plans by type. A plan may stand in the drafts before its parts do, because structs refer
-# to each other, also in circles; other threads see only what is finished.
+# Finished plans by type. A plan stands in the drafts before its parts do, because structs refer to
+# each other, also in circles; other threads see only what is finished.
 _plans: dict[Any, Plan] = {}
 _drafts: dict[Any, Plan] = {}
-_building = threading.RLock()
+_building = threading.Lock()
 
 
 def _plan_for(kind: Any) -> Plan:
@@ -168,15 +168,12 @@ def _plan_for(kind: Any) -> Plan:
     if plan is not None:
         return plan
     with _building:
-        outermost = not _drafts
         try:
-            plan = _drafts.get(kind) or _plan(inspect.type_info(kind))
-            _drafts[kind] = plan
-            if outermost:
-                _plans.update(_drafts)
+            plan = _plan(inspect.type_info(kind))
+            _plans.update(_drafts)
         finally:
-            if outermost:
-                _drafts.clear()
+            _drafts.clear()
+        _plans[kind] = plan
     return plan
 
 
@@ -439,9 +436,9 @@ def _union(kind: inspect.UnionType, *, skip: bool) -> Plan:
         by_type[json_type] = _plan(member, skip=skip)
     if structs:
         by_type[dict] = _struct(structs[0]) if len(structs) == 1 else _tagged(structs)
+    names = [_NAMES[json_type] for json_type in by_type]
     if float in by_type:
         by_type.setdefault(int, by_type[float])
-    names = [_NAMES[json_type] for json_type in by_type]
     values = [plan for json_type, plan in by_type.items() if json_type is not type(None)]
     # Where only one type is possible its plan words the refusal, and may read 3.0 as 3. Where there
     # is a choice, as for request ids, nothing is coerced.
