@@ -181,7 +181,7 @@ async def test_what_cannot_be_started_is_a_start_error_within_milliseconds(
     with pytest.raises(StartError) as caught:
         await Child.start(argv)
 
-    assert seconds_since(start) < 0.5
+    assert seconds_since(start) < 2
     assert caught.value.command == argv
     assert caught.value.exit_status is None
     assert argv[0] in str(caught.value)
@@ -279,7 +279,7 @@ async def test_a_child_that_ignores_term_is_killed_within_the_bounds() -> None:
 
     assert await child.end(stdin_grace=0.1, term_grace=0.1) == -9
 
-    assert 0.2 <= seconds_since(start) < 1.5
+    assert 0.2 <= seconds_since(start) < 3
 
 
 async def test_a_stopped_child_is_ended() -> None:
@@ -301,7 +301,7 @@ async def test_ending_after_the_exit_is_quick() -> None:
     start = time.monotonic()
 
     assert await child.end() == 4
-    assert seconds_since(start) < 0.3
+    assert seconds_since(start) < 1
 
 
 TREES = {

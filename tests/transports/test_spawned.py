@@ -79,7 +79,7 @@ async def test_what_cannot_be_started_says_why_at_once(
     with pytest.raises(StartError) as caught:
         await transport.start(receiver)
 
-    assert time.monotonic() - start < 0.5
+    assert time.monotonic() - start < 2
     assert str(caught.value) == said
     assert caught.value.command == argv
     await transport.aclose()
@@ -164,14 +164,13 @@ async def test_large_frames_pass_both_ways(loop_factory: Any) -> None:
 
 @pytest.mark.parametrize(("text", "status"), [("exit 3", 3), ("kill -9 $$", -9), ("exit 0", 0)])
 async def test_a_process_that_ends_is_lost_with_its_status_and_last_words(
-    text: str, status: int, loop_factory: Any
+    text: str, status: int, loop_factory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_spawned, "EXIT_GRACE", 60)  # which must not be waited for
     transport = shell(f"echo a; printf b; echo the reason >&2; {text}")
     receiver = await begin(transport)
-    start = time.monotonic()
     await receiver.lost.wait()
 
-    assert time.monotonic() - start < 0.5
     assert receiver.frames == [b"a", b"b"]
     assert isinstance(receiver.error, ConnectionClosed)
     assert receiver.error.reason == "the agent's process ended"
@@ -191,13 +190,14 @@ async def test_everything_that_was_written_comes_before_the_end() -> None:
     await transport.aclose()
 
 
-async def test_a_grandchild_that_holds_the_output_delays_the_end_of_nothing() -> None:
-    transport = shell("echo a; sleep 30 & printf b; exit 3")
+async def test_a_grandchild_that_holds_the_output_delays_the_end_of_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_spawned, "EXIT_GRACE", 60)
+    transport = shell("echo a; sleep 60 & printf b; exit 3")
     receiver = await begin(transport)
-    start = time.monotonic()
     await receiver.lost.wait()
 
-    assert time.monotonic() - start < 0.4
     assert receiver.frames == [b"a", b"b"]
     assert receiver.error.exit_status == 3
     await transport.aclose()
