@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from antiphon import Agent
     from antiphon.core import Fault
 
-__all__ = ["RawSide", "raw_agent", "raw_client"]
+__all__ = ["RawSide", "raw_agent", "raw_client", "raw_pair", "unshaken_client"]
 
 
 class RawSide:
@@ -30,6 +30,7 @@ class RawSide:
         self.frames: list[dict[str, Any]] = []
         self.lost = asyncio.Event()
         self._changed = asyncio.Event()
+        self._pings = 0
 
     # -- Receiver
 
@@ -65,6 +66,11 @@ class RawSide:
         """Answer a request that was received."""
         self.send({"jsonrpc": "2.0", "id": request["id"], "result": result})
 
+    def refuse(self, request: dict[str, Any], code: int, message: str = "no", **more: Any) -> None:
+        """Answer a request that was received with an error."""
+        error = {"code": code, "message": message, **more}
+        self.send({"jsonrpc": "2.0", "id": request["id"], "error": error})
+
     def update(self, session_id: str, text: str) -> dict[str, Any]:
         """A chunk of an agent's message."""
         content = {"type": "text", "text": text}
@@ -89,6 +95,23 @@ class RawSide:
                 self._changed.clear()
                 await self._changed.wait()
 
+    def sent(self, method: str | None) -> list[dict[str, Any]]:
+        """What the other side has sent with this method so far (None: responses)."""
+        return [f for f in self.frames if f.get("method") == method]
+
+    async def ask(self, method: str, params: Any, id_: Any = None) -> dict[str, Any]:
+        """Send a request and wait for its response."""
+        if id_ is None:
+            self._pings += 1
+            id_ = f"ask-{self._pings}"
+        self.send(self.request(id_, method, params))
+        return await self.answer_to(id_)
+
+    async def round_trip(self) -> None:
+        """Everything sent before has been read by the other side once this returns."""
+        answer = await self.ask("_test/nobody_serves_this", None)
+        assert answer["error"]["code"] in (-32600, -32601)
+
     async def answer_to(self, id_: Any) -> dict[str, Any]:
         """The response with this id, within 10 s."""
         async with asyncio.timeout(10):
@@ -100,24 +123,37 @@ class RawSide:
                 await self._changed.wait()
 
 
-async def shake_hands(raw: RawSide, capabilities: dict[str, Any]) -> None:
+@asynccontextmanager
+async def raw_pair() -> AsyncGenerator[tuple[MemoryTransport, RawSide]]:
+    """A transport for a side of ours, and the raw side at its other end."""
+    ours, theirs = memory_pair()
+    raw = RawSide(theirs)
+    await theirs.start(raw)
+    try:
+        yield ours, raw
+    finally:
+        await theirs.aclose()
+
+
+async def shake_hands(raw: RawSide, capabilities: dict[str, Any], more: dict[str, Any]) -> None:
     request = await raw.wait("initialize")
-    raw.answer(request, {"protocolVersion": 1, "agentCapabilities": capabilities})
+    raw.answer(request, {"protocolVersion": 1, "agentCapabilities": capabilities, **more})
 
 
 @asynccontextmanager
 async def raw_agent(
-    client: Client | None = None, capabilities: dict[str, Any] | None = None, **options: Any
+    client: Client | None = None,
+    capabilities: dict[str, Any] | None = None,
+    *,
+    initialized: dict[str, Any] | None = None,
+    **options: Any,
 ) -> AsyncGenerator[tuple[AgentPeer, RawSide]]:
-    """A client of ours, shaken hands with a raw agent."""
-    ours, theirs = memory_pair()
-    raw = RawSide(theirs)
-    await theirs.start(raw)
-    shaking = asyncio.create_task(shake_hands(raw, capabilities or {}))
-    async with connect(ours, client=client, **options) as peer:
-        await shaking
-        yield peer, raw
-    await theirs.aclose()
+    """A client of ours, shaken hands with a raw agent; `initialized` is more of its answer."""
+    async with raw_pair() as (ours, raw):
+        shaking = asyncio.create_task(shake_hands(raw, capabilities or {}, initialized or {}))
+        async with connect(ours, client=client, **options) as peer:
+            await shaking
+            yield peer, raw
 
 
 @asynccontextmanager
@@ -125,18 +161,19 @@ async def raw_client(
     agent: Agent, capabilities: dict[str, Any] | None = None, **options: Any
 ) -> AsyncGenerator[RawSide]:
     """An agent of ours, shaken hands with a raw client."""
-    ours, theirs = memory_pair()
-    raw = RawSide(theirs)
-    serving = asyncio.create_task(serve(agent, ours, **options))
-    await theirs.start(raw)
-    raw.send(
-        raw.request(
-            "hello", "initialize", {"protocolVersion": 1, "clientCapabilities": capabilities or {}}
-        )
-    )
-    await raw.answer_to("hello")
-    try:
+    async with unshaken_client(agent, **options) as raw:
+        params = {"protocolVersion": 1, "clientCapabilities": capabilities or {}}
+        assert "result" in await raw.ask("initialize", params, "hello")
         yield raw
-    finally:
-        await theirs.aclose()
-        await asyncio.wait_for(serving, 10)
+
+
+@asynccontextmanager
+async def unshaken_client(agent: Agent, **options: Any) -> AsyncGenerator[RawSide]:
+    """An agent of ours being served to a raw client that has said nothing yet."""
+    async with raw_pair() as (ours, raw):
+        serving = asyncio.create_task(serve(agent, ours, **options))
+        try:
+            yield raw
+        finally:
+            await raw.transport.aclose()
+            await asyncio.wait_for(serving, 10)
