@@ -100,6 +100,23 @@ ARROWS: dict[str, dict[str, str]] = {
         "_errors": "a file over the limit",
         "schema": "the blocks",
     },
+    "content": {
+        "_errors": "a file that is too large",
+        "schema": "blocks are its types",
+    },
+    "_background": {
+        "_errors": "what was asked of a loop that has ended",
+    },
+    "sync": {
+        "_background": "the loop in a thread that everything runs on",
+        "_client": "what answers the agent",
+        "_connect": "it is spawn and connect, waited for",
+        "_errors": "a session whose loop has ended",
+        "core": "limits",
+        "schema": "parameter and result types",
+        "sessions": "the sessions that it wraps",
+        "transports": "what may be connected",
+    },
     "__init__": {
         "_agent": "the door, lazily",
         "_capabilities": "the door, lazily",

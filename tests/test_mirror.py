@@ -8,10 +8,13 @@ ROOT = Path(__file__).parents[1]
 
 # Modules that have no test module of their own, and what tests them instead.
 NO_TEST_OF_ITS_OWN: dict[str, str] = {
-    "schema/v1.py": "generated: tests/schema/test_oracle.py tests every type of it",
+    "_version.py": "one constant, which test_init.py compares with what is installed",
+    "schema/v1.py": "generated: test_oracle.py holds every type of it against the official schema",
 }
 # Test modules of something that is no module.
 NO_MODULE_OF_ITS_OWN: dict[str, str] = {
+    "schema/test_oracle.py": "the generated types, against the official schema",
+    "scripts/test_generate_schema.py": "the generator in scripts/",
     "test_conftest_checks.py": "the checks that every test goes through",
     "test_layers.py": "the arrows between all modules",
     "test_mirror.py": "this",
