@@ -17,7 +17,8 @@ from msgspec import UNSET, UnsetType, inspect
 
 from antiphon.schema import _forgiving, v1, v1_unstable, variants
 from antiphon.schema._choice import Choice, Unknown, UnknownUpdate, choice
-from antiphon.schema._forgiving import FieldError, OutOfRange, Repair, Walk, forgive
+from antiphon.schema._forgiving import OutOfRange, Walk, forgive
+from antiphon.schema._report import FieldError, Repair
 
 
 class Inner(msgspec.Struct, kw_only=True, rename="camel"):

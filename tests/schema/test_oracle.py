@@ -20,7 +20,8 @@ from scripts.schema_generator.pinned import load_pin, official_documents
 from tests import strategies
 
 from antiphon.schema import FieldError, _codec, decode, decode_reporting, encode
-from antiphon.schema._forgiving import Walk, forgive, is_array, is_object
+from antiphon.schema._forgiving import Walk, forgive
+from antiphon.schema._report import is_array, is_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.schema._forgiving import is_array, is_object
+from antiphon.schema._report import is_array, is_object
 from antiphon.schema._scan import check_utf8, json_depth_exceeds, repair_text
 
 #: Pieces of strings as a peer may escape them, and what they must be after the repair.

@@ -16,7 +16,6 @@ Source: DESIGN §3.1 and §3.3, field faults 06, 07, 31, 32.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -29,18 +28,13 @@ from msgspec import UNSET
 
 from antiphon.schema import v1_unstable
 from antiphon.schema._choice import Unknown, UnknownUpdate, decode_hook, encode_hook
-from antiphon.schema._forgiving import (
-    FieldError,
-    OutOfRange,
-    Repair,
-    Walk,
-    forgive,
-    is_object,
-)
+from antiphon.schema._report import FieldError, Repair, is_object
 from antiphon.schema._scan import Frame, check_utf8, json_depth_exceeds, repair_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from antiphon.schema._forgiving import Walk
 
 __all__ = [
     "FieldError",
@@ -203,6 +197,9 @@ def _decode_forgiving(
     kind: Any, raw: Frame, *, lax: bool = False
 ) -> tuple[Any, tuple[Repair, ...]]:
     """What the strict decoder of `kind` refused, in typed form, and what was repaired for it."""
+    # Loaded by the first message that is not as it should be: most processes never meet one.
+    from antiphon.schema._forgiving import forgive
+
     try:
         value, walk = _untyped(bytes(raw), lax=lax)
         typed = forgive(kind, value, walk)
@@ -213,6 +210,8 @@ def _decode_forgiving(
 
 def _untyped(data: bytes, *, lax: bool) -> tuple[Any, Walk]:
     """The untyped value of `data`, mended if need be, and a walk that knows about it."""
+    from antiphon.schema._forgiving import Walk
+
     try:
         return msgspec.json.decode(data), Walk(data, out_of_range=False, lax=lax)
     except msgspec.ValidationError:
@@ -236,6 +235,9 @@ def _untyped(data: bytes, *, lax: bool) -> tuple[Any, Walk]:
 
 def _with_markers(data: bytes) -> Any:
     """The untyped value of JSON with numbers that msgspec refuses; `OutOfRange` stands for them."""
+    import json
+
+    from antiphon.schema._forgiving import OutOfRange
 
     def integer(digits: str) -> Any:
         try:

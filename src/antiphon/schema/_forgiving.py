@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 from msgspec import UNSET, inspect
 
 from antiphon.schema._choice import Unknown, UnknownUpdate, choose
+from antiphon.schema._report import JSON_NAMES, FieldError, Repair, is_array, is_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["UPDATE_TAG", "FieldError", "OutOfRange", "Repair", "Walk", "forgive"]
+__all__ = ["UPDATE_TAG", "OutOfRange", "Walk", "forgive"]
 
 #: The tag field of session updates, the one union whose unknown variants are kept everywhere.
 UPDATE_TAG = "sessionUpdate"
@@ -38,16 +39,6 @@ Path: TypeAlias = "tuple[Path, str | int | None] | None"
 #: Takes an untyped value, where it stands and the walk; returns the typed value or raises `Invalid`.
 Plan: TypeAlias = "Callable[[Any, Path, Walk], Any]"
 
-_NAMES: dict[type, str] = {
-    dict: "object",
-    list: "array",
-    str: "str",
-    bool: "bool",
-    int: "int",
-    float: "float",
-    type(None): "null",
-}
-
 _JSON_TYPES: dict[type[inspect.Type], type] = {
     inspect.DictType: dict,
     inspect.ListType: list,
@@ -57,33 +48,6 @@ _JSON_TYPES: dict[type[inspect.Type], type] = {
     inspect.FloatType: float,
     inspect.NoneType: type(None),
 }
-
-
-class Repair(msgspec.Struct, frozen=True):
-    """One thing that was wrong in a message and did not stop it.
-
-    Attributes:
-        path: where, in wire names, e.g. "$.content[3].title"; keys of free maps show as "[...]".
-        reason: what was wrong, e.g. "Expected `str`, got `int`". Never holds a value of the input.
-    """
-
-    path: str
-    reason: str
-
-
-class FieldError(msgspec.ValidationError):
-    """JSON that its type does not allow, and that no leniency rule covers.
-
-    Attributes:
-        path: where, in wire names, e.g. "$.sessionId".
-        reason: what was wrong. Like `str()` of the error it never holds a value of the input, so
-            that it can be sent to the peer.
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{reason} - at `{path}`")
-        self.path = path
-        self.reason = reason
 
 
 class OutOfRange:
@@ -144,16 +108,6 @@ def forgive(kind: Any, value: Any, walk: Walk) -> Any:
         return _plan_for(kind)(value, None, walk)
     except Invalid as invalid:
         raise FieldError(_render(invalid.path), invalid.reason) from None
-
-
-def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether a decoded value is a JSON object."""
-    return type(value) is dict
-
-
-def is_array(value: Any) -> TypeGuard[list[Any]]:
-    """Whether a decoded value is a JSON array."""
-    return type(value) is list
 
 
 # Finished plans by type. A plan stands in the drafts before its parts do, because structs refer to
@@ -436,7 +390,7 @@ def _union(kind: inspect.UnionType, *, skip: bool) -> Plan:
         by_type[json_type] = _plan(member, skip=skip)
     if structs:
         by_type[dict] = _struct(structs[0]) if len(structs) == 1 else _tagged(structs)
-    names = [_NAMES[json_type] for json_type in by_type]
+    names = [JSON_NAMES[json_type] for json_type in by_type]
     if float in by_type:
         by_type.setdefault(int, by_type[float])
     values = [plan for json_type, plan in by_type.items() if json_type is not type(None)]
@@ -489,7 +443,7 @@ def _give_up(invalid: Invalid, walk: Walk, mark: int) -> FieldError:
 
 
 def _unexpected(expected: str, value: Any, path: Path) -> Invalid:
-    found = _NAMES.get(value.__class__, "number out of range")
+    found = JSON_NAMES.get(value.__class__, "number out of range")
     return Invalid(path, f"Expected `{expected}`, got `{found}`")
 
 
