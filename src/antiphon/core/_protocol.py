@@ -540,9 +540,9 @@ def error_frame(id_: bytes, code: int, message: str, data: Any = None) -> bytes:
     Lone surrogates are replaced: a file name in a message must not cost the peer its answer (field
     fault 07). Raises `TypeError` or `ValueError` for data that is no JSON.
     """
-    from antiphon.schema import encode
+    from antiphon.schema import encode_checked
 
     body: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
         body["data"] = data
-    return b'{"jsonrpc":"2.0","id":' + id_ + b',"error":' + encode(body) + b"}"
+    return b'{"jsonrpc":"2.0","id":' + id_ + b',"error":' + encode_checked(body) + b"}"
