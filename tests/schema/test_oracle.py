@@ -213,6 +213,7 @@ def test_closed_schema_closes_every_definition_that_names_members(version: str) 
 # --- decoding and encoding
 
 
+@pytest.mark.covers("R1-153")
 @each_type
 def test_valid_json_decodes_strictly_and_encodes_officially(
     version: str, name: str, monkeypatch: pytest.MonkeyPatch
@@ -235,6 +236,7 @@ def test_valid_json_decodes_strictly_and_encodes_officially(
     check()
 
 
+@pytest.mark.covers("R1-158")
 @each_type
 def test_unknown_members_make_no_difference_on_either_path(
     version: str, name: str, monkeypatch: pytest.MonkeyPatch
@@ -286,11 +288,11 @@ def refused_strictly(kind: Any, text: bytes) -> bool:
 
 def assert_decodes_or_refuses(kind: Any, text: bytes) -> None:
     """Whatever JSON stands in the place of a type: a value, or an error that says where."""
+    where: str | None = None
     try:
         value, _ = decode_reporting(kind, text)
     except FieldError as error:
         where = error.path
     else:
-        where = None
         assert decode(kind, encode(value)) == value
     assert where is None or (where.startswith("$") and refused_strictly(kind, text))
