@@ -74,6 +74,9 @@ class Client(ClientHandlers):
         permissions: Permissions = "deny",
         on_update: Observer | None = None,
     ) -> None:
+        if permissions not in ("allow", "deny") and not callable(permissions):
+            msg = f'permissions is "allow", "deny" or an async function, not {permissions!r}'
+            raise ValueError(msg)
         self.files = files
         self.terminals = terminals
         self.permissions = permissions
@@ -93,7 +96,12 @@ class Client(ClientHandlers):
         else:
             decision = self.permissions == "allow"
         if isinstance(decision, v1.RequestPermissionResponse):
-            return decision
+            outcome = decision.outcome
+            if not isinstance(outcome, v1.SelectedPermissionOutcome):
+                return decision
+            if _offered(outcome.option_id, params.options):
+                return decision
+            decision = outcome.option_id
         return _outcome(_choose(decision, params.options))
 
     # -------------------------------------------------------------- for the runtime
@@ -144,22 +152,29 @@ class Client(ClientHandlers):
             release = getattr(service, "release_session", None)
             if release is not None:
                 for session_id in session_ids:
-                    await release(session_id)
+                    try:
+                        await release(session_id)
+                    except Exception:
+                        log.exception("what was lent to session %s was not let go", session_id)
 
 
-def _choose(
-    decision: str | bool | None,  # noqa: FBT001  (a decision, not a switch)
-    options: Sequence[v1.PermissionOption],
-) -> str | None:
-    """The option that stands for a decision, None for "cancelled" (field fault 27)."""
+def _offered(option_id: str, options: Sequence[v1.PermissionOption]) -> bool:
+    return any(option.option_id == option_id for option in options)
+
+
+def _choose(decision: object, options: Sequence[v1.PermissionOption]) -> str | None:
+    """The option that stands for a decision, None for "cancelled" (field fault 27).
+
+    Only what was asked for allows: the id of an offered option, or True itself. A value of another
+    type is a mistake in the deciding function, and refuses however true it looks.
+    """
     if decision is None:
         return None
-    if isinstance(decision, str):
-        if any(option.option_id == decision for option in options):
-            return decision
-        log.warning("option %r was not offered; the request is refused", decision)
-        decision = False
-    for kind in _ALLOWING if decision else _REJECTING:
+    if isinstance(decision, str) and _offered(decision, options):
+        return decision
+    if not isinstance(decision, bool):
+        log.warning("%r is no offered option; the request is refused", decision)
+    for kind in _ALLOWING if decision is True else _REJECTING:
         for option in options:
             if option.kind == kind:
                 return option.option_id

@@ -1,0 +1,398 @@
+"""What a client lends and how it decides: policies, services, observers, and what is advertised."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from antiphon import Capabilities, Client, RequestError, Update, extension
+from antiphon.schema import v1
+from antiphon.services import Files, Terminals
+from tests.sessions.raw_side import raw_agent, raw_pair
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CANCELLED = {"outcome": "cancelled"}
+
+
+def ask(*options: tuple[str, str]) -> dict[str, Any]:
+    return {
+        "sessionId": "s1",
+        "toolCall": {"toolCallId": "t1"},
+        "options": [{"optionId": id_, "name": id_, "kind": kind} for id_, kind in options],
+    }
+
+
+USUAL = (
+    ("once", "allow_once"),
+    ("always", "allow_always"),
+    ("no", "reject_once"),
+    ("never", "reject_always"),
+)
+
+
+def selected(option_id: str) -> dict[str, Any]:
+    return {"outcome": "selected", "optionId": option_id}
+
+
+async def decided(client: Client, *options: tuple[str, str]) -> Any:
+    """What an agent is answered that asks with these options."""
+    async with raw_agent(client) as (_, raw):
+        answer = await raw.ask("session/request_permission", ask(*options))
+        return answer["result"]["outcome"]
+
+
+# ------------------------------------------------------------------ permission policies
+
+
+@pytest.mark.covers("R1-104", "R1-105")
+@pytest.mark.parametrize(
+    ("policy", "options", "outcome"),
+    [
+        ("allow", USUAL, selected("once")),
+        ("allow", USUAL[::-1], selected("once")),
+        ("allow", USUAL[1:], selected("always")),
+        ("allow", USUAL[2:], CANCELLED),
+        ("allow", (), CANCELLED),
+        ("deny", USUAL, selected("no")),
+        ("deny", USUAL[::-1], selected("no")),
+        ("deny", (USUAL[0], USUAL[3]), selected("never")),
+        # Only allowing options and a "no": never the first that is offered (field fault 27).
+        ("deny", USUAL[:1], CANCELLED),
+        ("deny", USUAL[:2], CANCELLED),
+        ("deny", (), CANCELLED),
+        ("deny", (("a", "reject_once"), ("b", "reject_once")), selected("a")),
+    ],
+)
+async def test_a_policy_picks_by_kind_and_never_turns_a_no_into_a_yes(
+    policy: Any, options: Any, outcome: Any
+) -> None:
+    assert await decided(Client(permissions=policy), *options) == outcome
+
+
+async def test_the_default_is_to_refuse() -> None:
+    assert await decided(Client(), *USUAL) == selected("no")
+
+
+async def test_a_policy_nobody_knows_is_refused_when_the_client_is_made() -> None:
+    with pytest.raises(ValueError, match="Allow"):
+        Client(permissions=cast("Any", "Allow"))
+
+
+@pytest.mark.parametrize(
+    ("decision", "outcome"),
+    [
+        ("always", selected("always")),
+        ("never", selected("never")),
+        (True, selected("once")),
+        (False, selected("no")),
+        (None, CANCELLED),
+        (
+            v1.RequestPermissionResponse(outcome=v1.SelectedPermissionOutcome(option_id="always")),
+            selected("always"),
+        ),
+        (v1.RequestPermissionResponse(outcome=v1.CancelledPermissionOutcome()), CANCELLED),
+    ],
+)
+async def test_a_function_decides_with_whatever_it_may_return(decision: Any, outcome: Any) -> None:
+    seen: list[Any] = []
+
+    async def decide(params: v1.RequestPermissionRequest, ctx: Any) -> Any:
+        seen.append((params.session_id, params.tool_call.tool_call_id, ctx.session_id))
+        return decision
+
+    assert await decided(Client(permissions=decide), *USUAL) == outcome
+    assert seen == [("s1", "t1", "s1")]
+
+
+@pytest.mark.covers("R1-104")
+@pytest.mark.parametrize(
+    "decision",
+    [
+        "made up",
+        "",
+        v1.RequestPermissionResponse(outcome=v1.SelectedPermissionOutcome(option_id="made up")),
+        v1.PermissionOption(option_id="no", name="No", kind="reject_once"),
+        v1.PermissionOption(option_id="once", name="Yes", kind="allow_once"),
+        {"optionId": "once"},
+        ["once"],
+        1,
+        0,
+    ],
+)
+async def test_what_a_function_must_not_return_is_a_no(
+    decision: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def decide(params: Any, ctx: Any) -> Any:
+        return decision
+
+    assert await decided(Client(permissions=decide), *USUAL) == selected("no")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_a_function_that_raises_refuses_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(params: Any, ctx: Any) -> bool:
+        raise RuntimeError("dialog trouble")
+
+    def plain(params: Any, ctx: Any) -> bool:
+        return True
+
+    assert await decided(Client(permissions=broken), *USUAL) == selected("no")
+    assert "dialog trouble" in caplog.text
+    # A plain function cannot be awaited: its answer does not count.
+    assert await decided(Client(permissions=cast("Any", plain)), *USUAL) == selected("no")
+
+
+async def test_a_function_that_takes_its_time_holds_up_nothing_else() -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(params: Any, ctx: Any) -> bool:
+        asked.set()
+        await answer.wait()
+        return True
+
+    async with raw_agent(Client(permissions=slow)) as (_, raw):
+        raw.send(raw.request("slow", "session/request_permission", ask(*USUAL)))
+        await asyncio.wait_for(asked.wait(), 5)
+        await raw.round_trip()
+        assert not [frame for frame in raw.frames if frame.get("id") == "slow"]
+        answer.set()
+        assert (await raw.answer_to("slow"))["result"]["outcome"] == selected("once")
+
+
+async def test_an_overridden_handler_decides_alone_and_may_answer_with_an_error() -> None:
+    class Mine(Client):
+        async def request_permission(self, params: Any, ctx: Any) -> v1.RequestPermissionResponse:
+            raise RequestError.of(-32603, "no user here", {"reason": "headless"})
+
+    async with raw_agent(Mine(permissions="allow")) as (_, raw):
+        answer = await raw.ask("session/request_permission", ask(*USUAL))
+    assert answer["error"] == {
+        "code": -32603,
+        "message": "no user here",
+        "data": {"reason": "headless"},
+    }
+
+
+async def test_a_question_without_readable_options_is_refused_before_anybody_is_asked() -> None:
+    async def decide(params: Any, ctx: Any) -> bool:
+        raise AssertionError
+
+    async with raw_agent(Client(permissions=decide)) as (_, raw):
+        for options in (5, [{"optionId": "x"}], None):
+            params = {**ask(), "options": options}
+            assert (await raw.ask("session/request_permission", params))["error"]["code"] == -32602
+
+
+# ------------------------------------------------------------------ what is advertised
+
+
+async def advertised(client: Client, *, unstable: bool = False) -> dict[str, Any]:
+    """`params` of the `initialize` that a client sends."""
+    from antiphon import connect
+
+    async with raw_pair() as (ours, raw):
+        connecting = asyncio.ensure_future(_opened(connect(ours, client=client, unstable=unstable)))
+        request = await raw.wait("initialize")
+        raw.answer(request, {"protocolVersion": 1})
+        await (await connecting).aclose()
+        return cast("dict[str, Any]", request["params"])
+
+
+async def _opened(connecting: Any) -> Any:
+    return await connecting
+
+
+FILES = {"fs": {"readTextFile": True, "writeTextFile": True}}
+
+
+@pytest.mark.covers("R1-28")
+async def test_a_bare_client_offers_nothing_and_says_who_it_is() -> None:
+    params = await advertised(Client())
+    assert params["protocolVersion"] == 1
+    assert params["clientInfo"]["name"] == "antiphon"
+    assert params["clientCapabilities"] == {}
+
+
+async def test_services_are_offered_by_being_given(tmp_path: Path) -> None:
+    capabilities = (await advertised(Client(files=Files(tmp_path), terminals=Terminals(tmp_path))))[
+        "clientCapabilities"
+    ]
+    assert capabilities["fs"] == FILES["fs"]
+    assert capabilities["terminal"] is True
+
+
+async def test_a_handler_is_offered_by_being_overridden_terminals_only_all_together() -> None:
+    class Reader(Client):
+        async def read_text_file(self, params: Any, ctx: Any) -> v1.ReadTextFileResponse:
+            return v1.ReadTextFileResponse(content="mine")
+
+        async def create_terminal(self, params: Any, ctx: Any) -> v1.CreateTerminalResponse:
+            raise AssertionError
+
+    capabilities = (await advertised(Reader()))["clientCapabilities"]
+    assert capabilities == {"fs": {"readTextFile": True}}
+    async with raw_agent(Reader()) as (_, raw):
+        answer = await raw.ask("fs/read_text_file", {"sessionId": "s", "path": "/x"})
+        assert answer["result"] == {"content": "mine"}
+        # Four of the five are missing, so the capability is not offered and the fifth not served.
+        params = {"sessionId": "s", "command": "true"}
+        assert (await raw.ask("terminal/create", params))["error"]["code"] == -32601
+
+
+async def test_a_handler_of_one_s_own_goes_before_the_service(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("on disk", encoding="utf-8")
+
+    class Unsaved(Client):
+        async def read_text_file(self, params: Any, ctx: Any) -> v1.ReadTextFileResponse:
+            return v1.ReadTextFileResponse(content="in the editor")
+
+    async with raw_agent(Unsaved(files=Files(tmp_path))) as (_, raw):
+        params = {"sessionId": "s", "path": str(tmp_path / "a")}
+        answer = await raw.ask("fs/read_text_file", params)
+        assert answer["result"] == {"content": "in the editor"}
+        written = {**params, "content": "new"}
+        assert (await raw.ask("fs/write_text_file", written))["result"] == {}
+    assert (tmp_path / "a").read_text(encoding="utf-8") == "new"
+
+
+async def test_files_that_may_not_be_written_are_offered_for_reading_only() -> None:
+    class ReadOnly:
+        writable = False
+
+        async def read_text_file(self, params: Any, ctx: Any) -> v1.ReadTextFileResponse:
+            return v1.ReadTextFileResponse(content="")
+
+        async def write_text_file(self, params: Any, ctx: Any) -> v1.WriteTextFileResponse:
+            raise AssertionError
+
+    client = Client(files=cast("Any", ReadOnly()))
+    offered = (await advertised(client))["clientCapabilities"]["fs"]
+    assert offered == {"readTextFile": True}
+    async with raw_agent(client) as (_, raw):
+        params = {"sessionId": "s", "path": "/x", "content": ""}
+        assert (await raw.ask("fs/write_text_file", params))["error"]["code"] == -32601
+
+
+@pytest.mark.covers("R1-22", "R1-154")
+async def test_name_and_declared_capabilities_are_sent_as_declared() -> None:
+    class Editor(Client):
+        info = ("editor", "2.5")
+        capabilities = Capabilities(
+            elicitation_form=True, notices=True, terminal_auth=True, meta={"example.com": {"x": 1}}
+        )
+
+        async def create_elicitation(self, params: Any, ctx: Any) -> v1.ElicitationCancelAction:
+            return v1.ElicitationCancelAction()
+
+    params = await advertised(Editor())
+    assert params["clientInfo"] == {"name": "editor", "version": "2.5"}
+    capabilities = params["clientCapabilities"]
+    assert capabilities["elicitation"] == {"form": {}}
+    assert capabilities["session"] == {"notices": {}}
+    assert capabilities["auth"] == {"terminal": True}
+    assert capabilities["_meta"] == {"example.com": {"x": 1}}
+
+    class Titled(Client):
+        info = v1.Implementation(name="e", version="1", title="E!")
+
+    assert (await advertised(Titled()))["clientInfo"] == {
+        "name": "e",
+        "version": "1",
+        "title": "E!",
+    }
+
+
+async def test_unstable_capabilities_are_offered_on_an_unstable_connection_only() -> None:
+    class Editor(Client):
+        capabilities = Capabilities(plan=True, subagents=True)
+
+    assert (await advertised(Editor()))["clientCapabilities"] == {}
+    offered = (await advertised(Editor(), unstable=True))["clientCapabilities"]
+    assert (offered["plan"], offered["subagents"]) == ({}, {})
+
+
+# ------------------------------------------------------------------ updates, the end, extensions
+
+
+async def test_every_session_of_every_connection_is_observed() -> None:
+    seen: list[tuple[str, str]] = []
+    also: list[str] = []
+
+    class Mine(Client):
+        async def session_update(self, params: Any, ctx: Any) -> None:
+            also.append(params.session_id)
+
+    def note(update: Update) -> None:
+        seen.append((update.session_id, update.text))
+
+    client = Mine(on_update=note)
+    for name in ("one", "two"):
+        async with raw_agent(client) as (peer, raw):
+            for number in range(2):
+                opening = asyncio.create_task(peer.new_session(cwd="/"))
+                request = await raw.wait("session/new", number + 1)
+                raw.answer(request, {"sessionId": f"{name}-{number}"})
+                await opening
+            raw.send(*(raw.update(f"{name}-{n}", str(n)) for n in (0, 1, 0)))
+            await raw.round_trip()
+    assert sorted(seen[:3]) == [("one-0", "0"), ("one-0", "0"), ("one-1", "1")]
+    assert len(seen) == 6
+    assert sorted(also) == sorted(session_id for session_id, _ in seen)
+
+
+async def test_what_was_lent_to_a_session_is_taken_back_at_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended: list[tuple[str, str]] = []
+
+    class Service:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def release_session(self, session_id: str) -> None:
+            ended.append((self.name, session_id))
+            if session_id == "bad":
+                raise RuntimeError("release trouble")
+
+    client = Client(
+        files=cast("Any", Service("files")), terminals=cast("Any", Service("terminals"))
+    )
+    with caplog.at_level(logging.ERROR, "antiphon.client"):
+        await client.sessions_closed(["bad", "good"])
+    # One that fails keeps no other from being released.
+    assert sorted(ended) == sorted(
+        (service, session) for service in ("files", "terminals") for session in ("bad", "good")
+    )
+    assert "release trouble" in caplog.text
+    await Client().sessions_closed(["any"])
+
+
+async def test_extensions_of_a_client_are_found_by_wire_name_and_kind() -> None:
+    class Mine(Client):
+        @extension("_vendor/ask")
+        async def ask(self, params: Any, ctx: Any) -> Any:
+            return {"asked": params}
+
+        @extension("_vendor/tell", kind="notification")
+        async def tell(self, params: Any, ctx: Any) -> None:
+            return None
+
+    found = Mine().extensions()
+    assert set(found) == {("_vendor/ask", "request"), ("_vendor/tell", "notification")}
+    assert not Client().extensions()
+
+
+def test_handlers_that_nobody_implements_are_none() -> None:
+    client = Client()
+    assert client.find_handler("read_text_file") is None
+    assert client.find_handler("create_terminal") is None
+    assert client.find_handler("create_elicitation") is None
+    assert client.find_handler("no_such_thing") is None
+    assert client.find_handler("request_permission") == client.request_permission
