@@ -100,10 +100,6 @@ ARROWS: dict[str, dict[str, str]] = {
         "_errors": "a file over the limit",
         "schema": "the blocks",
     },
-    "content": {
-        "_errors": "a file that is too large",
-        "schema": "blocks are its types",
-    },
     "_background": {
         "_errors": "what was asked of a loop that has ended",
     },
