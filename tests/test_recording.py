@@ -1,4 +1,4 @@
-"""A recording: one line a frame, readable by any JSON reader, by nobody but its owner."""
+"""What a recording holds, who may read it, and that a full disk ends only the recording."""
 
 from __future__ import annotations
 
@@ -11,108 +11,160 @@ from typing import Any
 
 import pytest
 
+from antiphon import Agent, Turn
 from antiphon._recording import Recorder
+from tests.sessions.pairs import joined
+from tests.sessions.raw_side import raw_agent, raw_client
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text(encoding="utf-8")
-    assert not text or text.endswith("\n")
-    return [json.loads(line) for line in text.split("\n")[:-1]]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def recorded(path: Path, *frames: bytes) -> list[dict[str, Any]]:
-    recorder = Recorder(path)
-    for frame in frames:
-        recorder("in", frame)
-    recorder.close()
-    return lines(path)
-
-
-def test_a_line_holds_time_direction_and_frame(tmp_path: Path) -> None:
+def test_each_frame_is_one_line_with_its_time_and_direction(tmp_path: Path) -> None:
+    path = tmp_path / "wire.ndjson"
     before = time.time()
-    recorder = Recorder(tmp_path / "wire.ndjson")
-    recorder("out", b'{"id":1}')
-    recorder("in", b'{"id":1,"result":{}}')
+    recorder = Recorder(path)
+    recorder("out", b'{"id":1,"x":  "\\u20ac"}')
+    recorder("in", '{"id":2,"x":"€ "}'.encode())
     recorder.close()
 
-    found = lines(tmp_path / "wire.ndjson")
-    assert [(line["dir"], line["frame"]) for line in found] == [
-        ("out", {"id": 1}),
-        ("in", {"id": 1, "result": {}}),
-    ]
-    assert all(before - 1 <= line["t"] <= time.time() + 1 for line in found)
-    assert [list(line) for line in found] == [["t", "dir", "frame"]] * 2
-
-
-def test_a_frame_is_kept_byte_for_byte(tmp_path: Path) -> None:
-    frame = '{"a": 1.0e1, "é":"\\u00e9\u2028", "z":{"_meta":null}}'.encode()
-    recorded(tmp_path / "x", frame)
-
-    assert b',"frame":' + frame + b"}\n" in (tmp_path / "x").read_bytes()
+    first, second = lines(path)
+    assert (first["dir"], second["dir"]) == ("out", "in")
+    assert before - 1 <= first["t"] <= second["t"] <= time.time() + 1
+    assert second["frame"] == {"id": 2, "x": "€ "}
+    # The frame's own text, not one that means the same.
+    assert b'"frame":{"id":1,"x":  "\\u20ac"}}' in path.read_bytes()
 
 
 @pytest.mark.parametrize(
     ("frame", "kept"),
     [
-        (b"Welcome!", "Welcome!"),
-        (b'{"a":', '{"a":'),
-        (b"\xff\x00", "\ufffd\x00"),
+        (b"[INFO] ready", "[INFO] ready"),
         (b"", ""),
+        (b'{"half":', '{"half":'),
+        (b"\xff\xfe{", "\ufffd\ufffd{"),
+        (b'{"x":NaN}', '{"x":NaN}'),
+        (b"two\nlines", "two\nlines"),
         (b"[" * 100_000, "[" * 100_000),
     ],
-    ids=["text", "half", "bytes", "empty", "deep"],
 )
 def test_a_frame_that_is_no_json_is_kept_as_a_string(
     tmp_path: Path, frame: bytes, kept: str
 ) -> None:
-    assert [line["frame"] for line in recorded(tmp_path / "x", frame)] == [kept]
+    recorder = Recorder(tmp_path / "wire")
+    recorder("in", frame)
+    recorder("in", b"{}")
+    recorder.close()
+
+    assert [line["frame"] for line in lines(tmp_path / "wire")] == [kept, {}]
 
 
-def test_a_frame_with_line_ends_inside_stays_one_line(tmp_path: Path) -> None:
-    assert [line["frame"] for line in recorded(tmp_path / "x", b'{\n"a":\n1}')] == [{"a": 1}]
+def test_json_over_several_lines_becomes_one_line(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "wire")
+    recorder("in", b'{\n "a": 1,\r\n "b": "x"\n}')
+    recorder.close()
+
+    (line,) = lines(tmp_path / "wire")
+    assert line["frame"] == {"a": 1, "b": "x"}
 
 
-def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        recorded(tmp_path / "x", b"{}")
+        Recorder(tmp_path / "wire").close()
     finally:
         os.umask(before)
 
-    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "wire").stat().st_mode) == 0o600
 
 
-def test_a_second_recording_is_appended(tmp_path: Path) -> None:
-    recorded(tmp_path / "x", b"1")
+def test_an_existing_file_is_appended_to(tmp_path: Path) -> None:
+    for number in range(3):
+        recorder = Recorder(str(tmp_path / "wire"))
+        recorder("out", b"%d" % number)
+        recorder.close()
 
-    assert [line["frame"] for line in recorded(tmp_path / "x", b"2")] == [1, 2]
-
-
-def test_a_line_is_in_the_file_at_once(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "x")
-    recorder("in", b"{}")
-
-    assert len(lines(tmp_path / "x")) == 1
-    recorder.close()
+    assert [line["frame"] for line in lines(tmp_path / "wire")] == [0, 1, 2]
 
 
-def test_closing_twice_and_recording_after_that_do_nothing(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "x")
+def test_a_line_is_on_disk_before_the_next_one_comes(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "wire")
+    recorder("out", b"1")
+    assert len(lines(tmp_path / "wire")) == 1  # it would survive the death of this process
     recorder.close()
     recorder.close()
-    recorder("in", b"{}")
+    recorder("out", b"2")
+    assert len(lines(tmp_path / "wire")) == 1
 
-    assert lines(tmp_path / "x") == []
 
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
-def test_a_full_disk_ends_the_recording_and_raises_nothing() -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full disk at hand")
+def test_a_full_disk_ends_the_recording_and_nothing_else() -> None:
     recorder = Recorder("/dev/full")
-    recorder("in", b"{}")
-    recorder("in", b"{}")
+    recorder("out", b"1")
+    recorder("out", b"2")
     recorder.close()
 
 
-def test_a_file_that_cannot_be_opened_is_an_os_error(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_made_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Recorder(tmp_path / "missing" / "x")
+        Recorder(tmp_path / "nowhere" / "wire")
+
+
+class Echo(Agent):
+    async def prompt(self, turn: Turn) -> None:
+        await turn.say(turn.text)
+
+
+async def test_both_sides_of_a_connection_record_what_crossed_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "agent.ndjson"
+    async with raw_client(Echo(), record=path) as raw:
+        answer = await raw.ask("session/new", {"cwd": "/", "mcpServers": []}, "n")
+        session_id = answer["result"]["sessionId"]
+        prompt = {"sessionId": session_id, "prompt": [{"type": "text", "text": "hi"}]}
+        await raw.ask("session/prompt", prompt, "p")
+        raw.send(b"noise")
+        await raw.wait(None, 4)
+    recorded = lines(path)
+    assert [line["dir"] for line in recorded] == [
+        *("in", "out"),  # initialize
+        *("in", "out"),  # session/new
+        *("in", "out", "out"),  # the prompt, its update, its answer
+        *("in", "out"),  # noise, and what it was answered
+    ]
+    assert [line["frame"] for line in recorded if line["dir"] == "out"] == raw.frames
+    assert recorded[-2]["frame"] == "noise"
+
+
+async def test_a_client_records_from_the_first_frame_to_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "client.ndjson"
+    async with raw_agent(record=path) as (peer, raw):
+        await peer.notify_extension("_x/y", {"a": [1]})
+        await raw.wait("_x/y")
+    recorded = lines(path)
+    assert [line["frame"] for line in recorded if line["dir"] == "out"] == raw.frames
+    assert recorded[0]["frame"]["method"] == "initialize"
+    assert recorded[-1]["frame"]["params"] == {"a": [1]}
+
+
+async def test_a_function_gets_the_frames_as_they_are() -> None:
+    seen: list[tuple[str, bytes]] = []
+
+    async with raw_agent(record=lambda direction, frame: seen.append((direction, frame))) as (
+        _,
+        raw,
+    ):
+        await raw.round_trip()
+    assert [json.loads(frame) for direction, frame in seen if direction == "out"] == raw.frames
+    assert {direction for direction, _ in seen} == {"in", "out"}
+
+
+async def test_what_two_sides_of_ours_record_is_the_same_conversation() -> None:
+    async with joined(Echo()) as (peer, wire):
+        session = await peer.new_session(cwd="/")
+        await session.prompt("hi")
+    assert [frame.get("method") for direction, frame in wire.frames if direction == "out"] == [
+        "initialize",
+        "session/new",
+        "session/prompt",
+    ]

@@ -42,7 +42,8 @@ class Recorder:
             return
         try:
             msgspec.json.decode(frame)
-            text = frame.replace(b"\n", b" ")
+            # Both end a line for somebody who reads it as text; in JSON they are only space.
+            text = frame.replace(b"\n", b" ").replace(b"\r", b" ")
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             text = _encode(frame.decode("utf-8", "replace"))
         line = b'{"t":%.6f,"dir":"%s","frame":%s}\n' % (time.time(), direction.encode(), text)
