@@ -1,88 +1,116 @@
-"""The door of the package: every public name, and nothing loaded before it is used."""
+"""The front door: what `import antiphon` loads, and that every public name has a home."""
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import antiphon
 
-# Loaded by `import antiphon` alone; the standard library's own are not counted.
-LIGHT = {"antiphon", "antiphon._version"}
-PROMISED = {
-    "Agent",
-    "Client",
-    "Turn",
-    "Session",
-    "Capabilities",
-    "spawn",
-    "connect",
-    "serve_stdio",
-    "run_stdio",
-    "__version__",
-}
+SOURCE = Path(antiphon.__file__)
 
 
 def loaded_by(code: str) -> set[str]:
-    """Names of all modules that a fresh interpreter has after `code`."""
-    report = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
-    output = subprocess.run(
-        [sys.executable, "-c", report], stdin=subprocess.DEVNULL, capture_output=True, check=True
-    ).stdout
-    return set(json.loads(output))
+    """The modules that a fresh interpreter has loaded after `code`."""
+    code += "; import sys, json; print(json.dumps(sorted(sys.modules)))"
+    # -I and -S: neither the environment nor what is installed beside us loads anything.
+    path = f"import sys; sys.path[:0] = {[str(SOURCE.parents[1])]!r}; "
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", path + code], capture_output=True, check=True, timeout=20
+    )
+    return set(json.loads(done.stdout))
 
 
-def test_importing_the_package_loads_nothing_but_its_version() -> None:
-    loaded = loaded_by("import antiphon") - loaded_by("")
+def test_importing_the_package_loads_no_protocol_and_no_machinery() -> None:
+    added = loaded_by("import antiphon") - loaded_by("import importlib")
 
-    assert {name for name in loaded if name.startswith("antiphon")} == LIGHT
-    assert not loaded & {"asyncio", "msgspec", "typing_extensions", "logging", "rich"}
-
-
-@pytest.mark.parametrize("name", ["RequestError", "StartError", "AntiphonError"])
-def test_catching_an_exception_loads_no_protocol_version(name: str) -> None:
-    loaded = loaded_by(f"from antiphon import {name}")
-
-    assert not {module for module in loaded if module.startswith("antiphon.schema")}
-    assert "asyncio" not in loaded
+    assert {name for name in added if name.split(".")[0] == "antiphon"} == {
+        "antiphon",
+        "antiphon._version",
+    }
+    assert not added & {"asyncio", "msgspec", "logging", "dataclasses", "subprocess", "socket"}
 
 
-@pytest.mark.parametrize("name", antiphon.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    assert getattr(antiphon, name) is not None
+def test_the_import_s_own_report_names_no_protocol_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import antiphon"],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=20,
+    )
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+
+    assert "antiphon" in imported
+    assert not {name for name in imported if name.startswith(("antiphon.schema", "asyncio"))}
 
 
-def test_the_promised_names_are_public() -> None:
-    assert not PROMISED - set(antiphon.__all__)
+def test_the_version_is_the_package_s() -> None:
+    assert antiphon.__version__.count(".") >= 1
+    assert loaded_by("from antiphon import __version__") & {"antiphon._agent"} == set()
 
 
-def test_every_exception_of_the_library_is_public() -> None:
+def test_an_error_can_be_named_without_loading_the_protocol() -> None:
+    added = loaded_by("from antiphon import RequestError")
+
+    assert "antiphon._errors" in added
+    assert not {name for name in added if name.startswith("antiphon.schema")}
+
+
+def test_every_public_name_resolves_and_is_listed() -> None:
+    for name in antiphon.__all__:
+        assert getattr(antiphon, name) is not None, name
+    assert dir(antiphon) == sorted(antiphon.__all__)
+
+
+def test_a_name_comes_from_the_home_it_is_said_to_have() -> None:
     from antiphon import _errors
 
-    assert not set(_errors.__all__) - set(antiphon.__all__)
+    for name in antiphon.__all__:
+        if name == "__version__":
+            continue
+        home = import_module(f"antiphon.{antiphon._HOMES.get(name, '_errors')}")
+        assert name in home.__all__, f"{name} is not public in {home.__name__}"
+        assert getattr(home, name) is getattr(antiphon, name)
+    assert set(_errors.__all__) <= set(antiphon.__all__)
+    assert set(antiphon._HOMES) <= set(antiphon.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
-    misspelled = "Agnet"
+def test_a_type_checker_sees_the_same_names_from_the_same_homes() -> None:
+    tree = ast.parse(SOURCE.read_text(encoding="utf-8"))
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    told: dict[str, str] = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        told.update({alias.name: str(node.module) for alias in node.names})
+    homes = {
+        name: f"antiphon.{antiphon._HOMES.get(name, '_errors')}"
+        for name in antiphon.__all__
+        if name != "__version__"
+    }
 
-    with pytest.raises(AttributeError, match="'antiphon' has no attribute 'Agnet'"):
-        _ = getattr(antiphon, misspelled)
+    assert told == homes
 
 
-def test_the_names_are_listed_for_completion() -> None:
-    assert set(antiphon.__all__) <= set(dir(antiphon))
+def test_a_name_that_is_not_there_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Agnet'"):
+        getattr(antiphon, "Agnet")  # noqa: B009  (a type checker knows it, too)
+    with pytest.raises(ImportError, match="Agnet"):
+        exec("from antiphon import Agnet", {})
 
 
-def test_the_version_is_the_installed_one() -> None:
-    assert antiphon.__version__ == version("antiphon")
-
-
-def test_a_star_import_brings_exactly_the_public_names() -> None:
+def test_everything_can_be_imported_at_once() -> None:
     names: dict[str, object] = {}
     exec("from antiphon import *", names)
 
-    assert set(names) - {"__builtins__"} == set(antiphon.__all__)
+    assert set(antiphon.__all__) - {"__version__"} <= set(names)

@@ -150,10 +150,10 @@ async def test_a_client_records_from_the_first_frame_to_the_last(tmp_path: Path)
 async def test_a_function_gets_the_frames_as_they_are() -> None:
     seen: list[tuple[str, bytes]] = []
 
-    async with raw_agent(record=lambda direction, frame: seen.append((direction, frame))) as (
-        _,
-        raw,
-    ):
+    def record(direction: str, frame: bytes) -> None:
+        seen.append((direction, frame))
+
+    async with raw_agent(record=record) as (_, raw):
         await raw.round_trip()
     assert [json.loads(frame) for direction, frame in seen if direction == "out"] == raw.frames
     assert {direction for direction, _ in seen} == {"in", "out"}
