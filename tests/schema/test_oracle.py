@@ -15,8 +15,8 @@ import jsonschema_rs
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
-from scripts.schema_generator.command import ROOT, STABLE, UNSTABLE
-from scripts.schema_generator.pinned import load_pin, official_documents
+from schema_generator.command import ROOT, STABLE, UNSTABLE
+from schema_generator.pinned import load_pin, official_documents
 from tests import strategies
 
 from antiphon.schema import FieldError, _codec, decode, decode_reporting, encode
