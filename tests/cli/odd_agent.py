@@ -234,6 +234,8 @@ def echo() -> None:
 
 def mutters() -> None:
     message = prompt()
+    say("so")
+    call(1, "fs/read_text_file", path="/")  # by its answer the text was shown
     sys.stderr.write("mutter\n")
     sys.stderr.flush()
     end(message)

@@ -86,7 +86,7 @@ def test_demo_shows_everything_on_standard_output() -> None:
         "Antiphon demo",
         "thinking: ",
         "plan [x] Run the test",
-        "edit: Repair leap.py (leap.py:6) [completed]",
+        "edit: Repair leap.py [completed]",
         "+    return year % 4 == 0 and (year % 100 != 0",
         "permission: Repair leap.py -> Repair it",
         "| OK",

@@ -72,12 +72,12 @@ def test_tool_call_is_told_at_each_step_and_its_change_once(
     plain.tool(tool(locations=("/repo/a.py:2",), changes=change, status="completed"))
 
     assert aside.getvalue().splitlines() == [
-        "edit: Edit a.py (a.py:2) [pending]",
+        "edit: Edit a.py (a.py:2)",
         "  a.py",
         "   a",
         "  -b",
         "  +c",
-        "edit: Edit a.py (a.py:2) [completed]",
+        "edit: Edit a.py [completed]",
     ]
 
 

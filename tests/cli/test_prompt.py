@@ -27,6 +27,18 @@ def test_agent_text_goes_to_stdout_and_everything_else_to_stderr() -> None:
     assert (ran.code, ran.out) == (0, "hello out there ")
 
 
+def test_a_line_never_begins_inside_the_text_where_both_go_to_one_place() -> None:
+    done = subprocess.run(
+        [*COMMAND, "prompt", "--agent", odd("mutters"), "--verbose", "x"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=BOUND,
+    )
+
+    assert done.stdout == "so\nstderr: mutter\n"
+
+
 def test_a_turn_of_the_demo_agent_needs_no_agent_and_changes_nothing(tmp_path: Path) -> None:
     ran = antiphon("prompt", "--cwd", str(tmp_path), "what can you do?")
 

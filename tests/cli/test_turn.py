@@ -16,6 +16,7 @@ from antiphon.cli._view import View
 from tests.cli.command import BOUND, ODD_AGENT, environment, left_by
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     import pytest
@@ -36,7 +37,13 @@ class Slow:
 
 
 def play(
-    kind: str, cwd: Path, *, policy: Policy = "allow", asker: Slow | None = None, **more: Any
+    kind: str,
+    cwd: Path,
+    *,
+    policy: Policy = "allow",
+    asker: Slow | None = None,
+    afterwards: Callable[[Outcome], Awaitable[None]] | None = None,
+    **more: Any,
 ) -> Outcome:
     output = Output()
     view = View(Quiet(output))
@@ -48,7 +55,7 @@ def play(
         **more,
     )
     decider = Decider(policy, view, asker, reason=policy)
-    return Run(job, output=output, view=view, decider=decider).play()
+    return Run(job, output=output, view=view, decider=decider, afterwards=afterwards).play()
 
 
 def test_outcome_tells_what_happened(tmp_path: Path) -> None:
@@ -92,6 +99,19 @@ def test_a_terminal_that_takes_no_output_cannot_outlast_the_time_limit() -> None
         # Nobody reads: the pipe is full soon, and the command is stuck in a write.
         assert process.wait(BOUND) == 5
     assert not left_by(marked)
+
+
+def test_a_fault_of_ours_is_a_result_too_and_has_its_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def after(outcome: Outcome) -> None:
+        raise ZeroDivisionError
+
+    outcome = play("echo", tmp_path, afterwards=after)
+
+    assert outcome.failure is not None
+    assert (outcome.failure.kind, outcome.exit_code) == ("internal", 4)
+    assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_report_says_in_words_what_went_wrong(

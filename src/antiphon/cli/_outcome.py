@@ -57,6 +57,7 @@ _CODES: Final = {
     "version": PROTOCOL,
     "answer": PROTOCOL,
     "protocol": PROTOCOL,
+    "internal": PROTOCOL,
     "timeout": TIMEOUT,
     "interrupted": INTERRUPTED,
 }
@@ -66,7 +67,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no stop reason.
 
     Attributes:
-        kind: usage, start, died, auth, version, answer, protocol, timeout or interrupted.
+        kind: usage, start, died, auth, version, answer, protocol, timeout, interrupted, or
+            internal for a fault of ours.
         message: what a person reads first; one sentence, more lines only for a list of choices.
         code: the JSON-RPC error code of an error answer.
         data: the error answer's data, any JSON value.

@@ -8,6 +8,7 @@ rich where a person watches.
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from antiphon.cli._output import Output
     from antiphon.cli._view import FileChange, PlanLine, Question, ToolView
 
-__all__ = ["Plain", "Quiet", "change_lines", "relative"]
+__all__ = ["Plain", "Quiet", "change_lines", "relative", "same_file"]
 
 _PLAN_MARKS = {"completed": "x", "in_progress": ">"}
 _MAX_CHANGE_LINES = 40
@@ -33,6 +34,8 @@ class Plain:
         self._out = out
         self._aside = sys.stderr if aside is None else aside
         self._cwd = cwd
+        # Whether text and lines meet in one place, where a line must not begin inside the text.
+        self._mixed = self._out.is_terminal or same_file(sys.stdout, self._aside)
         # What the last character written belongs to: "" at the start of a line.
         self._open = ""
         self._plan: tuple[PlanLine, ...] = ()
@@ -50,7 +53,7 @@ class Plain:
         if self._open == "thought":
             self._break()
         self._out.text(text)
-        if self._out.is_terminal or self._shares_stdout:
+        if self._mixed:
             self._open = "" if text.endswith("\n") else "message"
 
     def thought(self, text: str) -> None:
@@ -70,10 +73,12 @@ class Plain:
                 self._line(f"plan [{_PLAN_MARKS.get(line.status, ' ')}] {line.content}")
 
     def tool(self, tool: ToolView) -> None:
-        status, name, changes, text = self._tools.get(tool.id, ("", "", (), ""))
-        if (tool.status, tool.name) != (status, name):
-            where = ", ".join(relative(path, self._cwd) for path in tool.locations)
-            self._line(f"{tool.kind}: {tool.name}{f' ({where})' if where else ''} [{tool.status}]")
+        name, end, changes, text = self._tools.get(tool.id, ("", "", (), ""))
+        ended = tool.status if tool.is_over else ""
+        if (tool.name, ended) != (name, end):
+            places = ", ".join(relative(path, self._cwd) for path in tool.locations)
+            where = f" ({places})" if places and not (name and ended) else ""
+            self._line(f"{tool.kind}: {tool.name}{where}{f' [{ended}]' if ended else ''}")
         if tool.changes != changes:
             self._changes(tool)
         if tool.is_over and tool.text and tool.text != text:
@@ -81,7 +86,7 @@ class Plain:
         if tool.is_over:
             for terminal_id in tool.terminals:
                 self._flush_output(terminal_id)
-        self._tools[tool.id] = (tool.status, tool.name, tool.changes, tool.text)
+        self._tools[tool.id] = (tool.name, ended, tool.changes, tool.text)
 
     def output(self, terminal_id: str, text: str) -> None:
         self._output.setdefault(terminal_id, []).append(text)
@@ -168,6 +173,14 @@ class Quiet(Plain):
     def decided(self, question: Question, answer: str, *, allowed: bool, reason: str) -> None: ...
     def end(self, lines: Sequence[tuple[bool | None, str]]) -> None: ...
     def note(self, text: str) -> None: ...
+
+
+def same_file(one: TextIO, other: TextIO) -> bool:
+    """Whether two streams lead to one file, pipe or terminal."""
+    try:
+        return os.path.sameopenfile(one.fileno(), other.fileno())
+    except (AttributeError, OSError, ValueError):
+        return one is other
 
 
 def change_lines(change: FileChange, cwd: str, limit: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ import signal
 import sys
 import termios
 import time
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.data_structures import Size
@@ -34,7 +34,7 @@ from rich.table import Table
 from rich.text import Text
 
 from antiphon.cli._output import readable
-from antiphon.cli._plain import change_lines, relative
+from antiphon.cli._plain import change_lines, relative, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ class Pleasant:
         self._cwd = cwd
         self._console = Console(file=aside, highlight=False, soft_wrap=False)
         # The text belongs to standard output; where that is this very terminal, it is shown here.
-        self._shows_text = _same_terminal(sys.stdout, aside)
+        self._shows_text = out.is_terminal and same_file(sys.stdout, aside)
         self._live: Live | None = None
         self._ticks: asyncio.TimerHandle | None = None
         self._suspended = False
@@ -493,13 +493,3 @@ def _block(text: str, limit: int) -> RenderableType:
         Text("\n".join(f"│ {line}" for line in shown), "dim", no_wrap=True, overflow="ellipsis"),
         (0, 0, 0, 2),
     )
-
-
-def _same_terminal(one: Any, other: Any) -> bool:
-    try:
-        if not (one.isatty() and other.isatty()):
-            return False
-        here, there = os.fstat(one.fileno()), os.fstat(other.fileno())
-    except (AttributeError, OSError, ValueError):
-        return False
-    return here.st_rdev == there.st_rdev

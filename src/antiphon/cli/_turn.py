@@ -18,12 +18,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from antiphon import Capabilities, Client, Limits, spawn
-from antiphon._errors import AuthRequired
+from antiphon._errors import AntiphonError, AuthRequired
 from antiphon.cli._outcome import TIMEOUT, Failure, Outcome, explain
 from antiphon.cli._output import readable, update_line
 from antiphon.cli._services import LentFiles, LentTerminals
@@ -88,7 +89,7 @@ class Run:
         self._terminals: LentTerminals | None = None
         self._turn_is_open = False
         self._why: Failure | None = None
-        self._failed: BaseException | None = None
+        self._failed: AntiphonError | None = None
         self._interrupts = 0
         self._heard = 0.0
         self._asides: set[asyncio.Task[None]] = set()
@@ -155,9 +156,13 @@ class Run:
         elif error is not None:
             outcome.failure = self._explain(error)
             if outcome.failure is None:
-                raise error
+                # Ours. A script still gets its result line, and whoever mends it the traceback.
+                traceback.print_exception(error)
+                message = f"This is a fault in antiphon: {error!r}"
+                outcome.failure = Failure(kind="internal", message=message)
         elif outcome.stop_reason is None:
-            message = f"The run did not end within {self._job.timeout:g} s."
+            what = "The agent was not ready" if self._agent is None else "The run did not end"
+            message = f"{what} within {self._job.timeout:g} s."
             outcome.failure = Failure(kind="timeout", message=message)
         if outcome.failure is not None:
             outcome.stop_reason = None
@@ -237,7 +242,7 @@ class Run:
             await self._start_and_prompt()
         except asyncio.CancelledError as cancelled:
             # Where closing after a failure was cut short, the failure is what counts.
-            self._failed = cancelled.__context__
+            self._failed = _failure_behind(cancelled)
             raise
 
     async def _start_and_prompt(self) -> None:
@@ -335,6 +340,13 @@ def report(outcome: Outcome, *, output: Output, as_json: bool, with_text: bool) 
             sys.stderr.write(f"antiphon: {readable(outcome.failure.text())}\n")
             sys.stderr.flush()
     return outcome.exit_code
+
+
+def _failure_behind(error: BaseException) -> AntiphonError | None:
+    context = error.__context__
+    while context is not None and not isinstance(context, AntiphonError):
+        context = context.__context__
+    return context
 
 
 def _name(agent: AgentPeer) -> str | None:
