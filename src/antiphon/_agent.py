@@ -6,8 +6,10 @@ import copy
 import uuid
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from antiphon._capabilities import Capabilities, agent_tree
-from antiphon._errors import MethodNotFound
+from antiphon._errors import InvalidParams, MethodNotFound
 from antiphon._handlers import AgentHandlers
 from antiphon.schema import UNSET, v1, v1_unstable
 from antiphon.sessions import AgentContext, Turn, find_extensions
@@ -94,9 +96,10 @@ class Agent(AgentHandlers):
         """Change the mode; by default served for the declared modes.
 
         The state is kept per session (`ctx.session().modes`); unknown modes are refused before
-        (R1-119).
+        (R1-119), and every mode in a session whose answer named none.
         """
-        del params, ctx
+        if isinstance(ctx, AgentContext) and ctx.session().modes is None:
+            raise InvalidParams({"modeId": params.mode_id}, "unknown or unavailable mode")
         return v1.SetSessionModeResponse()
 
     async def set_session_config_option(
@@ -108,11 +111,17 @@ class Agent(AgentHandlers):
         refused before (R1-120, R1-121).
         """
         options = ctx.session().config_options if isinstance(ctx, AgentContext) else None
-        for option in options or ():
-            chosen: Any = option  # the value was checked against the option's own kind before
-            if getattr(option, "id", None) == params.config_id:
-                chosen.current_value = params.value
-        return v1_unstable.SetSessionConfigOptionResponse(config_options=options or [])
+        if options is None:
+            raise InvalidParams({"reason": "unknown config option", "configId": params.config_id})
+        return v1_unstable.SetSessionConfigOptionResponse(
+            config_options=[
+                # The value was checked against the option's own kind before.
+                msgspec.structs.replace(option, current_value=params.value)
+                if option.id == params.config_id
+                else option
+                for option in options
+            ]
+        )
 
     # -------------------------------------------------------------- for overriding handlers
 

@@ -7,6 +7,8 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import msgspec
+
 from antiphon._errors import (
     ConnectionClosed,
     InvalidParams,
@@ -22,7 +24,7 @@ from antiphon.sessions._methods import allowed_by, encode_result_of, table, tag_
 from antiphon.sessions._turn import Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from antiphon.schema import Method
     from antiphon.sessions._agent_session import AgentSession
@@ -90,9 +92,25 @@ class AgentContext(Context):
         return self.peer.session_of(self.session_id if session_id is None else session_id)
 
     async def update(self, update: v1_unstable.SessionUpdate) -> None:
-        """Send an update of the request's session before its answer: history, in `load_session`."""
-        self.session().send_now(update)
-        await self.connection.drain()
+        """Send an update of the request's session; in `load_session` also its history.
+
+        Raises:
+            TurnOver: it tells what a turn does (message, thought, tool, plan), and this is no
+                `session/load` before its answer (R1-54).
+            CapabilityError: the client did not ask for its kind (R1-36..R1-39).
+        """
+        session = self.session()
+        if self.method == "session/load" and self.unanswered:
+            session.send_now(update)
+            await self.connection.drain()
+        else:
+            await session.update(update)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the request still waits for its response."""
+        call = self.call
+        return call is not None and self.connection.protocol.request_of(call.id) is call
 
 
 class AgentRouter:
@@ -104,11 +122,14 @@ class AgentRouter:
         self._routes: dict[str, RequestRoute | None] = {}
         self._extensions = extension_routes(agent.extensions())
         self._offered: Any = {}
+        self._auth_methods: Sequence[Any] = ()
         self._cancel = NoticeRoute(
             _decoder(v1_unstable.CancelNotification), immediate=self._cancel_received
         )
         self._special: Mapping[str, Callable[[RequestRoute], RequestRoute]] = {
             "initialize": self._initialize_route,
+            "authenticate": self._authenticate_route,
+            "session/list": self._list_route,
             "session/new": self._new_route,
             "session/load": self._load_route,
             "session/resume": self._load_route,
@@ -199,65 +220,122 @@ class AgentRouter:
             response = await route.invoke(params, context)
             if isinstance(response, v1.InitializeResponse):
                 self._offered = tree_of(response.agent_capabilities) or {}
+                self._auth_methods = _list(response.auth_methods)
             return response
 
         return RequestRoute(route.decode, initialize, route.encode)
 
+    def _authenticate_route(self, route: RequestRoute) -> RequestRoute:
+        async def authenticate(params: v1_unstable.AuthenticateRequest, context: Any) -> Any:
+            """R1-146; a terminal login is not carried out by this method either (R1-145)."""
+            methods = self._auth_methods
+            if methods and not any(
+                m.id == params.method_id and not isinstance(m, v1.AuthMethodTerminal)
+                for m in methods
+            ):
+                raise InvalidParams({"reason": "unknown auth method", "methodId": params.method_id})
+            return await route.invoke(params, context)
+
+        return RequestRoute(route.decode, authenticate, route.encode)
+
     # -------------------------------------------------------------- opening and closing sessions
 
+    def _list_route(self, route: RequestRoute) -> RequestRoute:
+        async def list_sessions(params: v1_unstable.ListSessionsRequest, context: Any) -> Any:
+            if isinstance(params.cwd, str):
+                _check_absolute((params.cwd,))
+            return await route.invoke(params, context)
+
+        return RequestRoute(route.decode, list_sessions, route.encode)
+
     def _new_route(self, route: RequestRoute) -> RequestRoute:
-        async def new_session(params: Any, context: AgentContext) -> Any:
+        async def new_session(params: Any, context: AgentContext) -> bytes:
+            peer = self._peer
+            more = self._check_setup(params)
+            peer.check_room()
             response = await route.invoke(params, context)
             session_id = getattr(response, "session_id", None)
-            if isinstance(session_id, str):
-                more = _list(params.additional_directories)
-                session = self._peer.open_session(session_id, params.cwd, more)
-                self._note_setup(session, response)
-            return response
+            if not isinstance(session_id, str):
+                return route.encode(response)  # says what is wrong
+            if session_id in peer.sessions:
+                msg = f"session {session_id!r} is open already, a new one needs an id of its own"
+                raise ValueError(msg)  # R1-47
+            session = peer.open_session(session_id, params.cwd, more)
+            return self._set_up(session, response, route)
 
-        return RequestRoute(route.decode, new_session, route.encode, _accept_directories)
+        return RequestRoute(route.decode, new_session, _as_it_is)
 
     def _load_route(self, route: RequestRoute) -> RequestRoute:
-        async def load_session(params: Any, context: AgentContext) -> Any:
+        async def load_session(params: Any, context: AgentContext) -> bytes:
             peer, session_id = self._peer, params.session_id
+            more = self._check_setup(params)
             known = peer.sessions.get(session_id)
-            if known is not None and known.turn is not None:
-                raise InvalidRequest({"reason": "prompt in flight"})
-            session = peer.open_session(
-                session_id, params.cwd, _list(params.additional_directories)
-            )
+            if known is not None:
+                _check_idle(known)
+            session = known or peer.open_session(session_id, params.cwd, more)
+            before = session.cwd, session.additional_directories
+            session.cwd, session.additional_directories = params.cwd, tuple(more)
+            session.busy = "being loaded"
             try:
-                response = await route.invoke(params, context)
+                return self._set_up(session, await route.invoke(params, context), route)
             except BaseException:
+                session.cwd, session.additional_directories = before
                 if known is None:
                     peer.sessions.pop(session_id, None)
-                else:
-                    peer.sessions[session_id] = known
                 raise
-            self._note_setup(session, response)
-            return response
+            finally:
+                session.busy = None
 
-        return RequestRoute(route.decode, load_session, route.encode, _accept_directories)
+        return RequestRoute(route.decode, load_session, _as_it_is)
 
-    def _note_setup(self, session: AgentSession, response: Any) -> None:
-        """Keep what the client is being told about modes and options."""
-        modes = getattr(response, "modes", None)
-        session.modes = modes if isinstance(modes, v1.SessionModeState) else None
-        options = getattr(response, "config_options", None)
-        if options is not None and not isinstance(options, UnsetType):
-            response.config_options = session.config_options = self._peer.allowed_options(options)
+    def _check_setup(self, params: Any) -> list[str]:
+        """Refuse what a session cannot be set up with; returns the additional directories."""
+        more = _list(params.additional_directories)
+        _check_absolute((params.cwd, *more))  # R1-48, R1-51
+        for server in _list(params.mcp_servers):
+            kind = tag_of(server)  # a stdio server has none
+            if kind and not allowed_by(self._offered, f"mcpCapabilities.{kind}"):
+                reason = {"reason": "unsupported MCP transport", "type": kind}
+                raise InvalidParams(reason)  # R1-76
+        return more
+
+    def _set_up(self, session: AgentSession, response: Any, route: RequestRoute) -> bytes:
+        """Encode the answer, and keep what it tells the client about modes and options.
+
+        What is kept is copied: a handler may give the same objects to many sessions.
+        """
+        options: Any = getattr(response, "config_options", None)
+        if isinstance(options, UnsetType):
+            options = None
+        if options is not None:
+            options = self._peer.allowed_options(options)
+            response = msgspec.structs.replace(response, config_options=options)
+        body = route.encode(response)
+        modes: Any = getattr(response, "modes", None)
+        known = isinstance(modes, v1.SessionModeState)
+        session.modes = msgspec.structs.replace(modes) if known else None
+        session.config_options = options
+        return body
 
     def _close_route(self, route: RequestRoute) -> RequestRoute:
         async def close_session(params: Any, context: AgentContext) -> Any:
-            session = self._peer.sessions.get(params.session_id)
-            if session is not None and session.turn is not None:
+            peer = self._peer
+            session = peer.sessions.get(params.session_id)
+            if session is None:
+                return await route.invoke(params, context)
+            if session.busy is not None:
+                _check_idle(session)
+            session.busy = "being closed"
+            try:
                 turn = session.turn
-                session.cancel()
-                await (
-                    turn.wait_over()
-                )  # bounded by the back-stop; R1-58: the prompt is answered first
-            response = await route.invoke(params, context)
-            self._peer.sessions.pop(params.session_id, None)
+                if turn is not None:
+                    session.cancel()
+                    # Bounded by the back-stop; the prompt is answered first (R1-58).
+                    await turn.wait_over()
+                response = await route.invoke(params, context)
+                peer.sessions.pop(params.session_id, None)
+            finally:
+                session.busy = None
             return response
 
         return RequestRoute(route.decode, close_session, route.encode)
@@ -285,9 +363,8 @@ class AgentRouter:
             response = await route.invoke(params, context)
             options = getattr(response, "config_options", None)
             if options is not None:
-                response.config_options = session.config_options = self._peer.allowed_options(
-                    options
-                )
+                session.config_options = self._peer.allowed_options(options)
+                response = msgspec.structs.replace(response, config_options=session.config_options)
             return response
 
         return RequestRoute(route.decode, set_option, route.encode)
@@ -297,8 +374,7 @@ class AgentRouter:
     def _accept_prompt(self, params: v1_unstable.PromptRequest, context: AgentContext) -> Turn:
         """In the reader: a cancel right behind the prompt must find the turn (field fault 25)."""
         session = self._peer.session_of(params.session_id)
-        if session.turn is not None:
-            raise InvalidRequest({"sessionId": params.session_id}, "prompt already in flight")
+        _check_idle(session)
         missing = missing_capability(params.prompt, self._offered)
         if missing is not None:
             raise InvalidParams({"reason": "unsupported content", "capability": missing})  # R1-80
@@ -366,16 +442,27 @@ def _decoder(params_type: Any) -> Callable[[Any], Any]:
     return decode_params
 
 
-def _list(value: list[str] | UnsetType) -> list[str]:
-    return [] if isinstance(value, UnsetType) else value
+def _list(value: Sequence[Any] | UnsetType | None) -> list[Any]:
+    return [] if value is None or isinstance(value, UnsetType) else list(value)
 
 
-def _accept_directories(params: Any, context: Any) -> Any:  # noqa: ARG001  (the shape of `accept`)
-    """R1-48, R1-51: directories are absolute."""
-    for path in (params.cwd, *_list(params.additional_directories)):
+def _as_it_is(body: bytes) -> bytes:
+    return body
+
+
+def _check_absolute(paths: Iterable[str]) -> None:
+    for path in paths:
         if not _ABSOLUTE.match(path):
             raise InvalidParams({"reason": "path_not_absolute", "path": path})
-    return params
+
+
+def _check_idle(session: AgentSession) -> None:
+    """Refuse what cannot be done to a session while something else is."""
+    data = {"sessionId": session.session_id}
+    if session.turn is not None:
+        raise InvalidRequest(data, "prompt already in flight")
+    if session.busy is not None:
+        raise InvalidRequest(data, f"the session is {session.busy}")
 
 
 def _check_option(options: Sequence[Any], params: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -58,8 +59,10 @@ class AgentSession:
         self.turn: Turn | None = None
         self.modes: v1.SessionModeState | None = None
         self.config_options: list[v1_unstable.SessionConfigOption] | None = None
-        #: Tool calls numbered so far.
-        self.tool_calls = 0
+        #: What is being done to the session as a whole, None if nothing: no prompt is taken then.
+        self.busy: str | None = None
+        self._tool_calls = 0
+        self._tool_calls_of = ""
         self.head = Head(session_id)
 
     def __repr__(self) -> str:
@@ -69,6 +72,13 @@ class AgentSession:
     def roots(self) -> tuple[str, ...]:
         """`cwd` and the additional directories."""
         return (self.cwd, *self.additional_directories)
+
+    def new_tool_call_id(self) -> str:
+        """An id for a tool call that no other has, nor one of the session's history (R1-101)."""
+        if not self._tool_calls:
+            self._tool_calls_of = secrets.token_hex(4)
+        self._tool_calls += 1
+        return f"call_{self._tool_calls_of}_{self._tool_calls}"
 
     async def update(self, update: v1_unstable.SessionUpdate) -> None:
         """Send an update about the session.
@@ -137,6 +147,9 @@ class AgentSession:
         elif not tag_of(update) and not isinstance(update, UnknownUpdate):
             msg = f"{type(update).__name__} is no session update"
             raise TypeError(msg)
+        elif isinstance(update, v1.ConfigOptionUpdate):
+            options = peer.allowed_options(update.config_options)
+            update = msgspec.structs.replace(update, config_options=options)
         check_offer(peer.tree, update)
         frame = self.head.update + encode_checked(update) + b"}}"
         peer.connection.check_frame(len(frame))

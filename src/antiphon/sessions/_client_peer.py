@@ -182,11 +182,15 @@ class ClientPeer(ClientCalls):
             raise ResourceNotFound({"sessionId": session_id}, "Session not found")
         return session
 
+    def check_room(self) -> None:
+        """Raise `LimitExceeded` if no further session may be opened."""
+        limit = self.connection.limits.sessions
+        if len(self.sessions) >= limit:
+            raise LimitExceeded("sessions", limit, len(self.sessions) + 1)
+
     def open_session(self, session_id: str, cwd: str, more: Sequence[str]) -> AgentSession:
         """Make a session known. Raises `LimitExceeded`."""
-        limit = self.connection.limits.sessions
-        if session_id not in self.sessions and len(self.sessions) >= limit:
-            raise LimitExceeded("sessions", limit, len(self.sessions) + 1)
+        self.check_room()
         session = self.sessions[session_id] = AgentSession(self, session_id, cwd, more)
         return session
 

@@ -242,8 +242,7 @@ class Turn:
             raw_input: the tool's own arguments, any JSON value.
         """
         if tool_call_id is None:
-            self.session.tool_calls += 1
-            tool_call_id = f"call_{self.session.tool_calls}"
+            tool_call_id = self.session.new_tool_call_id()
         call = v1.ToolCall(
             tool_call_id=tool_call_id,
             title=title,
@@ -322,9 +321,8 @@ class Turn:
                 raw_input=call.raw_input,
             )
         if isinstance(tool_call, str):
-            self.session.tool_calls += 1
             return v1.ToolCallUpdate(
-                tool_call_id=f"call_{self.session.tool_calls}", title=tool_call, status="pending"
+                tool_call_id=self.session.new_tool_call_id(), title=tool_call, status="pending"
             )
         return tool_call
 
