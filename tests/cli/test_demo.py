@@ -141,6 +141,16 @@ def test_demo_in_no_folder_is_a_usage_error() -> None:
     assert antiphon("demo", "--cwd", "/no/such/folder").code == 2
 
 
+def test_demo_whose_show_cannot_be_written_is_no_success() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "demo"], stdout=full, stderr=subprocess.PIPE, timeout=BOUND
+        )
+
+    assert done.returncode == 130
+    assert b"takes no more" in done.stderr
+
+
 def test_demo_has_a_time_limit() -> None:
     ran = antiphon("demo", "--timeout", "0.5")
 

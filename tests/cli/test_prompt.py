@@ -362,6 +362,24 @@ def test_a_reader_that_leaves_ends_the_turn_without_a_traceback() -> None:
     assert not left_by(marked)
 
 
+@pytest.mark.parametrize(
+    ("closed", "agent", "code"),
+    [(0, "echo", 0), (1, "echo", 0), (2, "echo", 0), (2, "dies", 3)],
+)
+def test_closed_standard_streams_change_nothing_else(closed: int, agent: str, code: int) -> None:
+    done = subprocess.run(
+        [
+            *("/bin/sh", "-c", f'exec "$0" "$@" {closed}>&-'),
+            *(*COMMAND, "prompt", "--agent", odd(agent), "x"),
+        ],
+        capture_output=True,
+        timeout=BOUND,
+    )
+
+    assert done.returncode == code
+    assert b"Traceback" not in done.stderr
+
+
 def test_the_command_is_run_where_the_user_stands_and_the_session_has_its_folder(
     tmp_path: Path,
 ) -> None:

@@ -232,10 +232,11 @@ _seconds.__name__ = _pace.__name__ = "number of seconds"
 
 
 def _refuse(message: str, *, as_json: bool) -> int:
-    print(message, file=sys.stderr)
+    from antiphon.cli._output import Output, tell
+
+    tell(f"{message}\n")
     if as_json:
         from antiphon.cli._outcome import Failure, Outcome
-        from antiphon.cli._output import Output
 
         last = message.rsplit("\n", 1)[-1]
         outcome = Outcome(failure=Failure(kind="usage", message=last))

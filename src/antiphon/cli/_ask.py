@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from antiphon.cli._output import readable
+from antiphon.cli._output import readable, tell
 
 if TYPE_CHECKING:
     from antiphon.cli._view import Question
@@ -36,20 +36,20 @@ class PlainAsker:
         """The chosen option's key, or None at end of input. Cancellable at any time."""
         terminal = _open_terminal()
         if terminal is None:
-            _show("There is no terminal to ask on.\n")
+            tell("There is no terminal to ask on.\n")
             return None
         try:
-            _show(_options(question))
+            tell(_options(question))
             while True:
-                _show("> ")
+                tell("> ")
                 line = await _read_line(terminal)
                 if line is None:
-                    _show("\n")
+                    tell("\n")
                     return None
                 key = _chosen(question, line.strip())
                 if key is not None:
                     return key
-                _show(f"Please answer with a number from 1 to {len(question.options)}.\n")
+                tell(f"Please answer with a number from 1 to {len(question.options)}.\n")
         finally:
             os.close(terminal)
 
@@ -92,9 +92,3 @@ async def _read_line(terminal: int) -> str | None:
     finally:
         loop.remove_reader(terminal)
     return data.decode("utf-8", "replace") if data else None
-
-
-def _show(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text)
-        sys.stderr.flush()

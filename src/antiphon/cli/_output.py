@@ -6,6 +6,7 @@ later writes vanish, and whoever runs the turn is told, so that it can be stoppe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Output", "readable", "update_line"]
+__all__ = ["Output", "readable", "tell", "update_line"]
 
 # What some readers take for the end of a line, raw inside JSON: a carriage return can only stand
 # between tokens there, the other three only inside strings.
@@ -35,6 +36,7 @@ class Output:
     """Standard output of this process.
 
     Attributes:
+        was_there: False under `>&-`; who says that wants the work done all the same.
         lost: nobody reads any more (closed pipe), or it cannot be written to (disk full, closed).
         on_lost: called once when that is found out.
     """
@@ -42,7 +44,8 @@ class Output:
     def __init__(self, on_lost: Callable[[], None] | None = None) -> None:
         self.on_lost = on_lost
         # Under `>&-` the interpreter has no stdout at all.
-        self.lost = sys.stdout is None  # pyright: ignore[reportUnnecessaryComparison]
+        self.was_there = sys.stdout is not None  # pyright: ignore[reportUnnecessaryComparison]
+        self.lost = not self.was_there
         #: Whether a person looks at it directly.
         self.is_terminal = not self.lost and sys.stdout.isatty()
 
@@ -81,6 +84,13 @@ class Output:
             pass
         if self.on_lost is not None:
             self.on_lost()
+
+
+def tell(text: str) -> None:
+    """Write to standard error, if there is one; never raises for one that cannot be written to."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def update_line(raw: bytes) -> bytes:

@@ -155,7 +155,7 @@ class Plain:
         try:
             self._aside.write(text)
             self._aside.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError):
             # Standard error is gone; what it would have shown is not what the run is for.
             pass
 

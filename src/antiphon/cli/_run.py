@@ -14,6 +14,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from antiphon.cli._arguments import UsageError
+from antiphon.cli._output import tell
 
 if TYPE_CHECKING:
     import argparse
@@ -64,7 +65,7 @@ def _find(module_name: str, name: str) -> Agent | None:
     try:
         return _made(module_name, name)
     except _NoAgentError as error:
-        print(f"antiphon run: {error}", file=sys.stderr)
+        tell(f"antiphon run: {error}\n")
         return None
 
 

@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -26,7 +25,7 @@ import msgspec
 from antiphon import Capabilities, Client, Limits, spawn
 from antiphon._errors import AntiphonError, AuthRequired
 from antiphon.cli._outcome import TIMEOUT, Failure, Outcome, explain
-from antiphon.cli._output import readable, update_line
+from antiphon.cli._output import readable, tell, update_line
 from antiphon.cli._services import LentFiles, LentTerminals
 from antiphon.schema import v1_unstable as v1
 
@@ -114,6 +113,8 @@ class Run:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._interrupted)
         main = self._main = asyncio.create_task(self._one_turn())
+        if self._output.lost and self._output.was_there:
+            self._output_lost()
         with self._bounds(loop):
             await asyncio.wait({main})
         self._conclude(main)
@@ -211,7 +212,7 @@ class Run:
 
     def _output_lost(self) -> None:
         # Nobody reads the answer: like an interrupt, but without anybody to tell.
-        why = Failure(kind="interrupted", message="Standard output was closed.")
+        why = Failure(kind="interrupted", message="Standard output takes no more.")
         self._stop(why, CANCEL_GRACE)
 
     async def _watch_silence(self) -> None:
@@ -335,10 +336,8 @@ def report(outcome: Outcome, *, output: Output, as_json: bool, with_text: bool) 
     """Write the last line, tell a person about a failure, and return the exit code."""
     if as_json:
         output.line(outcome.as_json(with_text=with_text))
-    if outcome.failure is not None and sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"antiphon: {readable(outcome.failure.text())}\n")
-            sys.stderr.flush()
+    if outcome.failure is not None:
+        tell(f"antiphon: {readable(outcome.failure.text())}\n")
     return outcome.exit_code
 
 

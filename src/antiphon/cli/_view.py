@@ -166,10 +166,13 @@ class View:
                 display.note(f"mode: {value.current_mode_id}")
             case v1.Notice():
                 display.note(": ".join(filter(None, (value.severity, value.title))))
-            case v1.AvailableCommandsUpdate():
-                names = ", ".join(f"/{command.name}" for command in value.available_commands)
-                display.note(f"commands: {names}"[:200])
-            case v1.UserMessageChunk() | v1.SessionInfoUpdate() | v1.ConfigOptionUpdate():
+            case (
+                v1.UserMessageChunk()
+                | v1.SessionInfoUpdate()
+                | v1.ConfigOptionUpdate()
+                | v1.AvailableCommandsUpdate()
+            ):
+                # Nothing that somebody who watches one turn could use.
                 pass
             case _:
                 display.note(f"update: {update.kind}")
