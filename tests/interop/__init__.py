@@ -1,0 +1,1 @@
+"""Full turns with peers that we did not write: see README.md."""
