@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast, overload
@@ -471,7 +472,8 @@ class AgentPeer:
         """Send any request of the protocol, e.g. `v1.ListSessionsRequest()`; its typed result.
 
         Raises:
-            CapabilityError: the agent did not advertise it, or it is unstable.
+            CapabilityError: the agent did not advertise it.
+            LocalProtocolError: it is unstable, and `unstable=True` was not given.
         """
         peer: Any = self._peer
         return self._resident.call(peer.request(params, timeout=timeout))
@@ -673,6 +675,8 @@ class PromptTurn(Iterator[Update]):
         self.session = session
         self._resident = resident
         self._turn = turn
+        # Between the loop and the caller: an interrupt in that moment loses nothing.
+        self._taken: deque[Update] = deque()
 
     def run(self) -> PromptOutcome:
         """Send the prompt and wait for the end of its turn: updates, response, `text`, `stop_reason`.
@@ -709,10 +713,9 @@ class PromptTurn(Iterator[Update]):
         return self
 
     def __next__(self) -> Update:
-        update = self._resident.call(_following(self._turn))
-        if update is None:
+        if not self._taken and not self._resident.call(_take(self._turn, self._taken)):
             raise StopIteration
-        return update
+        return self._taken.popleft()
 
     @property
     def ended(self) -> bool:
@@ -756,6 +759,7 @@ class Updates(Iterator[Update]):
         self._session = session  # which keeps the agent alive
         self._resident = resident
         self._subscription = resident.call(_on_loop(subscribe), asking=False)
+        self._taken: deque[Update] = deque()
         weakref.finalize(self, resident.post, self._subscription.close).atexit = False
 
     def __enter__(self) -> Self:
@@ -773,10 +777,9 @@ class Updates(Iterator[Update]):
         return self
 
     def __next__(self) -> Update:
-        update = self._resident.call(_following(self._subscription))
-        if update is None:
+        if not self._taken and not self._resident.call(_take(self._subscription, self._taken)):
             raise StopIteration
-        return update
+        return self._taken.popleft()
 
     def close(self) -> None:
         """Stop listening; what was not taken is let go. Idempotent."""
@@ -861,11 +864,13 @@ async def _whole(turn: sessions.PromptTurn) -> PromptOutcome:
     return await turn
 
 
-async def _following(updates: sessions.PromptTurn | sessions.Subscription) -> Update | None:
+async def _take(updates: sessions.PromptTurn | sessions.Subscription, taken: deque[Update]) -> bool:
+    """Take one update, or tell that there will be none."""
     try:
-        return await anext(updates)
+        taken.append(await anext(updates))
     except StopAsyncIteration:
-        return None
+        return False
+    return True
 
 
 async def _on_loop(act: Callable[[], _T]) -> _T:
