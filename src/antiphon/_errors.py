@@ -273,6 +273,7 @@ class StartError(ConnectionClosed):
 
     Attributes:
         command: the argument list that was to be run ([] if it is not a process).
+        timed_out: whether it stayed silent until `Limits.startup_timeout`.
     """
 
     def __init__(
@@ -280,11 +281,13 @@ class StartError(ConnectionClosed):
         reason: str,
         *,
         command: list[str] | None = None,
+        timed_out: bool = False,
         exit_status: int | None = None,
         stderr_tail: str = "",
     ) -> None:
         super().__init__(reason, exit_status=exit_status, stderr_tail=stderr_tail)
         self.command = command or []
+        self.timed_out = timed_out
 
 
 class RequestTimeout(AntiphonError, TimeoutError):

@@ -13,6 +13,7 @@ from antiphon import (
     ConnectionClosed,
     Limits,
     LocalProtocolError,
+    RemoteProtocolError,
     RequestError,
     RequestTimeout,
     Turn,
@@ -159,7 +160,7 @@ async def test_a_malformed_answer_is_an_error_of_the_peer() -> None:
         running = asyncio.ensure_future(_outcome(session))
         request = await raw.wait("session/prompt")
         raw.answer(request, {"stopReason": 5})
-        with pytest.raises(Exception, match="stopReason"):
+        with pytest.raises(RemoteProtocolError, match="stopReason"):
             await running
 
 
@@ -544,3 +545,40 @@ async def test_modes_and_options_are_those_of_the_answers() -> None:
         assert bare.modes is None
         assert bare.config_options is None
         assert repr(bare) == "<Session 's2' in '/'>"
+
+
+# ------------------------------------------------------------------ load
+
+
+async def test_replayed_history_is_labelled_and_ends_where_the_answer_stands() -> None:
+    async with raw_agent(capabilities={"loadSession": True}) as (peer, raw):
+        async with peer.load_session("s1", cwd="/") as session:
+            request = await raw.wait("session/load")
+            raw.send(
+                raw.update("s1", "old 1"),
+                raw.update("s1", "old 2"),
+                {"jsonrpc": "2.0", "id": request["id"], "result": None},
+                raw.update("s1", "new"),
+            )
+            replay = session.replay()
+            assert [(u.text, u.label) async for u in replay] == [
+                ("old 1", "replay"),
+                ("old 2", "replay"),
+            ]
+            fresh = await anext(session.updates())
+            assert (fresh.text, fresh.label) == ("new", "session")
+        assert session.response is not None
+        assert [u async for u in session.replay()] == []
+
+
+async def test_a_loaded_session_keeps_its_history_for_whoever_asks_later() -> None:
+    async with raw_agent(capabilities={"loadSession": True}) as (peer, raw):
+        loading = asyncio.ensure_future(_load(peer))
+        request = await raw.wait("session/load")
+        raw.send(raw.update("s1", "old"), {"jsonrpc": "2.0", "id": request["id"], "result": {}})
+        session = await loading
+        assert [(u.text, u.label) async for u in session.replay()] == [("old", "replay")]
+
+
+async def _load(peer: AgentPeer) -> Session:
+    return await peer.load_session("s1", cwd="/")

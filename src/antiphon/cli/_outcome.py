@@ -168,10 +168,10 @@ class Outcome(msgspec.Struct, kw_only=True):
 def explain(error: BaseException) -> Failure | None:
     """The failure that `error` means, or None if it is no fault of the agent or the link.
 
-    Sources: exit codes of the command (issue 2, item 5), DESIGN §8 for whose fault is whose.
+    Sources: docs/decisions/0006 for the exit codes, DESIGN §8 for whose fault is whose.
     """
     match error:
-        case StartError() if isinstance(error.__cause__ or error.__context__, TimeoutError):
+        case StartError(timed_out=True):
             return _of_link("timeout", error)
         case StartError():
             return _of_link("start", error)

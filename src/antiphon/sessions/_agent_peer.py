@@ -16,6 +16,7 @@ from antiphon._errors import (
     LocalProtocolError,
     RemoteProtocolError,
     StartError,
+    TurnInProgress,
     VersionMismatch,
 )
 from antiphon._handlers import AgentCalls
@@ -41,7 +42,7 @@ from antiphon.sessions._methods import (
 from antiphon.sessions._session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+    from collections.abc import AsyncIterator, Callable, Generator, Sequence
     from types import TracebackType
 
     from antiphon.core import Limits
@@ -90,33 +91,77 @@ class _NewSessionCall(FutureCall):
         super().answered(result, error)
 
 
-class SessionOpening:
-    """`session/load` or `session/resume` under way: await it, or use it in `async with`.
+class _LoadCall(_MarkedCall):
+    """`session/load` or `session/resume`: what follows its answer in the stream is no replay."""
 
-    Awaiting gives the `Session` once the agent has answered. `async with` sends the request and gives
-    the session at once, so that replayed history can be iterated (`session.replay()`) before the
-    answer; leaving the block waits for the answer.
+    __slots__ = ("session",)
+
+    def __init__(self, method: str, future: asyncio.Future[Any], session: Session) -> None:
+        super().__init__(method, future, session.inbox)
+        self.session = session
+
+    def answered(self, result: Any, error: Exception | None) -> None:
+        self.session.load_ends()
+        super().answered(result, error)
+
+
+class _Load:
+    """A load or resume that was sent."""
+
+    def __init__(self, peer: AgentPeer, session: Session, call: _LoadCall, *, known: bool) -> None:
+        self.session = session
+        self._peer = peer
+        self._call = call
+        self._known = known
+
+    async def finish(self, result_type: Any) -> None:
+        """Wait for the answer; a session that could not be opened is forgotten."""
+        call, session = self._call, self.session
+        try:
+            raw = await call.future
+            await call.inbox.settled(call.mark)
+            session.response = decode_result(result_type, raw)
+        except msgspec.DecodeError as error:
+            self.abandon()
+            raise _malformed(call.method, error) from None
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Give up: the agent is told, and a session that was new here is forgotten."""
+        self._peer.connection.abandon(self._call)
+        if not self._call.future.done():
+            self._call.future.cancel()
+        self.session.load_ends()
+        if not self._known:
+            self._peer.forget(self.session.session_id)
+
+
+class SessionOpening:
+    """`session/load` or `session/resume` to be sent: await it, or use it in `async with`.
+
+    Awaiting sends the request and gives the `Session` once the agent has answered. `async with` sends
+    it and gives the session at once, so that replayed history can be iterated (`session.replay()`)
+    before the answer; leaving the block waits for the answer, and raises what is wrong with it.
     """
 
-    def __init__(
-        self, peer: AgentPeer, session: Session, start: Callable[[], Awaitable[None]]
-    ) -> None:
-        self._peer = peer
-        self._session = session
-        self._start = start
-        self._task: asyncio.Task[Exception | None] | None = None
+    def __init__(self, send: Callable[[], _Load], result_type: Any) -> None:
+        self._send = send
+        self._result_type = result_type
+        self._load: _Load | None = None
 
     def __await__(self) -> Generator[Any, None, Session]:
         return self._run().__await__()
 
     async def _run(self) -> Session:
-        await self._start()
-        return self._session
+        load = self._send()
+        await load.finish(self._result_type)
+        return load.session
 
     async def __aenter__(self) -> Session:
-        self._task = self._peer.connection.create_task(_started(self._start()))
-        # The request leaves with the task's first step; the session is registered already.
-        return self._session
+        self._load = self._send()
+        return self._load.session
 
     async def __aexit__(
         self,
@@ -124,23 +169,12 @@ class SessionOpening:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        task = self._task
-        if task is None:
+        if self._load is None:
             return
-        if kind is not None:
-            task.cancel()
-            await asyncio.wait([task])
-        elif (failure := await task) is not None:
-            raise failure
-
-
-async def _started(start: Awaitable[None]) -> Exception | None:
-    """The outcome as a value: nobody may ever look at a task whose block was left by an error."""
-    try:
-        await start
-    except Exception as error:  # noqa: BLE001  (handed on)
-        return error
-    return None
+        if kind is None:
+            await self._load.finish(self._result_type)
+        else:
+            self._load.abandon()
 
 
 class AgentPeer(AgentCalls):
@@ -216,7 +250,8 @@ class AgentPeer(AgentCalls):
                 self.connection.open_call(call, encode(params))
                 await call.future
         except TimeoutError:
-            raise self._start_error(f"no answer to initialize within {timeout:g} s") from None
+            reason = f"no answer to initialize within {timeout:g} s"
+            raise self._start_error(reason, timed_out=True) from None
         except StartError:
             raise
         except ConnectionClosed as error:
@@ -224,7 +259,9 @@ class AgentPeer(AgentCalls):
                 f"the agent ended before it answered initialize: {error.reason}", error
             ) from None
 
-    def _start_error(self, reason: str, error: ConnectionClosed | None = None) -> StartError:
+    def _start_error(
+        self, reason: str, error: ConnectionClosed | None = None, *, timed_out: bool = False
+    ) -> StartError:
         noise = self.connection.noise.decode("utf-8", "replace").strip()
         if noise:
             reason += f"; it wrote what is no protocol message: {noise[:500]!r}"
@@ -234,6 +271,7 @@ class AgentPeer(AgentCalls):
         return StartError(
             reason,
             command=list(getattr(process, "argv", ())),
+            timed_out=timed_out,
             exit_status=status if status is not None else getattr(process, "exit_status", None),
             stderr_tail=tail or getattr(process, "stderr_tail", ""),
         )
@@ -394,27 +432,26 @@ class AgentPeer(AgentCalls):
         params: v1_unstable.LoadSessionRequest | v1_unstable.ResumeSessionRequest,
         timeout: float | None | UnsetType,
     ) -> SessionOpening:
-        known = self.sessions.get(session_id)
-        if known is not None and known.turn is not None:
-            msg = f"session {session_id!r} has an open turn"
-            raise LocalProtocolError(msg)
-        session = known or self._register(session_id, cwd, more)
-        session.load_begins()
+        row = table().row_of(params, "request", "agent")
 
-        async def start() -> None:
+        def send() -> _Load:
+            known = self.sessions.get(session_id)
+            if known is not None and known.turn is not None:
+                raise TurnInProgress(session_id)
+            session = known or self._register(session_id, cwd, more)
+            call = _LoadCall(row.name, self.connection.create_future(), session)
+            load = _Load(self, session, call, known=known is not None)
+            session.load_begins()
             try:
-                if isinstance(params, v1_unstable.LoadSessionRequest):
-                    session.response = await self.request(params, timeout=timeout)
-                else:
-                    session.response = await self.request(params, timeout=timeout)
+                self.connection.open_call(
+                    call, encode_checked(params), self._timeout(row.name, timeout)
+                )
             except BaseException:
-                if known is None:
-                    self._forget(session_id)
+                load.abandon()
                 raise
-            finally:
-                session.load_ends()
+            return load
 
-        return SessionOpening(self, session, start)
+        return SessionOpening(send, row.result)
 
     async def list_sessions(
         self, *, cwd: str | Path | None = None, cursor: str | None = None
@@ -548,10 +585,11 @@ class AgentPeer(AgentCalls):
         return session
 
     async def _closed(self, session_id: str) -> None:
-        self._forget(session_id)
+        self.forget(session_id)
         await self._handlers.sessions_closed([session_id])
 
-    def _forget(self, session_id: str) -> None:
+    def forget(self, session_id: str) -> None:
+        """Let go of a session: its queues, its place in `sessions`."""
         self.sessions.pop(session_id, None)
         self._router.close_inbox(session_id)
 

@@ -46,12 +46,14 @@ class UpdateQueue:
     fast as a deque, lets go of what was taken, and an idle queue costs next to nothing.
     """
 
-    __slots__ = ("_batch", "_batch_bytes", "connection", "items", "size", "waiter")
+    __slots__ = ("_batch", "_batch_bytes", "connection", "items", "retired", "size", "waiter")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.items: list[Update] = []
         self.size = 0
+        #: Nothing more will be put in.
+        self.retired = False
         self.waiter: asyncio.Future[None] | None = None
         self._batch: list[Update] = []
         self._batch_bytes = 0
@@ -118,11 +120,9 @@ class UpdateQueue:
 class Subscription(AsyncIterator[Update]):
     """An independent view of a session's updates; see `Session.updates`."""
 
-    def __init__(self, inbox: Inbox, queue: UpdateQueue, *, until: Callable[[], bool]) -> None:
+    def __init__(self, inbox: Inbox, queue: UpdateQueue) -> None:
         self._inbox = inbox
         self._queue = queue
-        self._until = until
-        self._closed = False
 
     def __aiter__(self) -> Subscription:
         return self
@@ -133,15 +133,15 @@ class Subscription(AsyncIterator[Update]):
             update = queue.take()
             if update is not None:
                 return update
-            if self._closed or self._inbox.ended or self._until():
+            if self._inbox.ended or queue.retired:
                 self.close()
                 raise StopAsyncIteration
             await queue.wait()
 
     def close(self) -> None:
         """Stop listening; what was not taken is let go. Idempotent."""
-        self._closed = True
-        self._inbox.unsubscribe(self._queue)
+        self._inbox.retire(self._queue)
+        self._queue.discard()
 
     async def aclose(self) -> None:
         """The same, so that `contextlib.aclosing` can be used."""
@@ -165,6 +165,7 @@ class Inbox:
         #: The connection is gone: nothing more will come.
         self.ended = False
         self._subscribers: list[UpdateQueue] = []
+        self._replays: list[UpdateQueue] = []  # those of them that end with the load
         self._observers: list[Observer] = []
         self._observed: UpdateQueue | None = None
         self._seen = 0
@@ -209,18 +210,31 @@ class Inbox:
 
     # -------------------------------------------------------------- subscribers
 
-    def subscribe(self, until: Callable[[], bool]) -> Subscription:
-        """A new consumer; the first one also gets the backlog."""
+    def subscribe(self, *, replay: bool = False) -> Subscription:
+        """A new consumer; the first one also gets the backlog. A `replay` ends with the load."""
         queue, self.backlog = self.backlog, UpdateQueue(self.connection)
         self._subscribers.append(queue)
-        return Subscription(self, queue, until=until)
+        if replay:
+            if self.label == "replay":
+                self._replays.append(queue)
+            else:
+                self.retire(queue)
+        return Subscription(self, queue)
 
-    def unsubscribe(self, queue: UpdateQueue) -> None:
-        """Forget a consumer's queue and what is in it."""
+    def retire(self, queue: UpdateQueue) -> None:
+        """Put nothing more into a consumer's queue; it may still take what is there. Idempotent."""
+        queue.retired = True
         if queue in self._subscribers:
             self._subscribers.remove(queue)
-        queue.discard()
         queue.wake()
+
+    def load_ended(self) -> None:
+        """The history is complete, in the reader: what comes now is no replay."""
+        if self.label == "replay":
+            self.label = "session"
+        replays, self._replays = self._replays, []
+        for queue in replays:
+            self.retire(queue)
 
     # -------------------------------------------------------------- observers
 

@@ -12,6 +12,7 @@ import msgspec
 from antiphon._errors import (
     ConnectionClosed,
     LocalProtocolError,
+    RemoteProtocolError,
     RequestTimeout,
     TurnInProgress,
 )
@@ -178,7 +179,12 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         if self.response is None:
             from antiphon.schema import v1_unstable
 
-            self.response = decode_result(v1_unstable.PromptResponse, self._raw)
+            try:
+                self.response = decode_result(v1_unstable.PromptResponse, self._raw)
+            except msgspec.DecodeError as fault:
+                self._raised = True
+                msg = f"the answer to session/prompt is malformed: {fault}"
+                raise RemoteProtocolError(msg) from None
 
     def __await__(self) -> Generator[Any, None, PromptOutcome]:
         return self._run().__await__()
@@ -278,7 +284,6 @@ class Session:
         ) = None
         self.turn: PromptTurn | None = None
         self._config_options: list[v1_unstable.SessionConfigOption] | None = None
-        self._loading = False
 
     def __repr__(self) -> str:
         return f"<Session {self.session_id!r} in {self.cwd!r}>"
@@ -341,14 +346,18 @@ class Session:
         commands announced right after `session/new`). Ends when the connection is lost or the
         subscription is closed.
         """
-        return self.inbox.subscribe(lambda: False)
+        return self.inbox.subscribe()
 
     def __aiter__(self) -> Subscription:
         return self.updates()
 
     def replay(self) -> Subscription:
-        """The history that `session/load` sends, ending with its answer."""
-        return self.inbox.subscribe(lambda: not self._loading)
+        """The history that `session/load` sends, ending where its answer stands in the stream.
+
+        Call it before the answer is here, inside `async with agent.load_session(…)`; afterwards it
+        gives what is still there unseen.
+        """
+        return self.inbox.subscribe(replay=True)
 
     def on_update(self, observer: Observer) -> Callable[[], None]:
         """Call `observer(update)` for each update, in order; returns a function that ends that.
@@ -392,12 +401,8 @@ class Session:
 
     def load_begins(self) -> None:
         """Label what comes as replayed history until the answer."""
-        self._loading = True
         self.inbox.label = "replay"
 
     def load_ends(self) -> None:
         """The answer to a load or resume is here."""
-        self._loading = False
-        if self.inbox.label == "replay":
-            self.inbox.label = "session"
-        self.inbox.wake()
+        self.inbox.load_ended()
