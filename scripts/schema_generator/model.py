@@ -65,7 +65,7 @@ class ByMethod:
     names: tuple[str, ...]
 
 
-MemberKind = Literal["str", "any"]
+MemberKind = Literal["str", "any", "absent"]
 Side = Literal["agent", "client", "both"]
 Type = Basic | Words | Ref | ListOf | MapOf | Either | ByMethod
 
@@ -118,7 +118,8 @@ class Case:
     """One alternative of a union: `type` None is the unknown variant, kept as it came.
 
     It applies where the member `key` equals the string `value`, or, with `value` None, where the
-    member is a string (`kind` "str") or is there at all (`kind` "any"); `key` None always applies.
+    member is a string (`kind` "str"), is there at all ("any") or is not ("absent"); `key` None
+    always applies.
     `needs`: the members that the schema requires of an unknown variant all the same.
     """
 

@@ -318,6 +318,12 @@ class _Walk:
         tagged = all(case.type and case.value for case in cases)
         if not tagged:
             cases = self._discriminated(name, cases)
+            if closed := self.notes.closed.get(name):
+                last = cases.pop()
+                if last.key is not None:
+                    raise Unreadable(f"notes.toml closes {name}, which has no untagged variant")
+                key, word = closed
+                cases += [Case(last.type, key, word), Case(last.type, key, kind="absent")]
         self._add(Union(name, tuple(cases), tagged))
 
     def _scope(self, branch: Json) -> tuple[Field, ...]:

@@ -344,7 +344,7 @@ class _Writer:
         names = [_annotation(case.type) if case.type else "Unknown" for case in entry.cases]
         if entry.name == UPDATES:
             names.append("UnknownUpdate")
-        return " | ".join(names)
+        return " | ".join(dict.fromkeys(names))
 
     @staticmethod
     def _dynamic(entry: Union) -> str:
@@ -440,11 +440,14 @@ def _literal(type_: Words) -> str:
     return f"Literal[{values}] | {_word_base(type_)}"
 
 
+_TESTS = {"str": "str", "any": "object", "absent": "None.__class__"}
+
+
 def _case(case: Case) -> str:
     alternative = _annotation(case.type) if case.type else "Unknown"
     if case.key is None:
         return f"({alternative}, None, None)"
-    test = repr(case.value) if case.value else ("str" if case.kind == "str" else "object")
+    test = repr(case.value) if case.value else _TESTS[case.kind]
     return f"({alternative}, {case.key!r}, {test})"
 
 

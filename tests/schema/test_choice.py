@@ -111,7 +111,7 @@ def test_acp_server_is_known_to_unstable_only() -> None:
     assert convert(value, v1_unstable.McpServer) == v1_unstable.McpServerAcp(
         name="n", server_id="s"
     )
-    with pytest.raises(msgspec.ValidationError, match="required field `command`"):
+    with pytest.raises(msgspec.ValidationError, match="fits no variant of McpServer"):
         convert(value, v1.McpServer)
 
 
@@ -215,3 +215,11 @@ def test_hooks_leave_other_types_alone() -> None:
 def test_choose_is_for_choices() -> None:
     assert isinstance(v1.McpServer, Choice)
     assert choose(v1.McpServer, HTTP) is v1.McpServerHttp
+
+
+@pytest.mark.covers("R1-76")
+def test_a_server_of_an_unknown_transport_is_not_taken_for_a_command_to_run() -> None:
+    for kind in ("stdio2", "websocket", 5, True):
+        with pytest.raises(msgspec.ValidationError, match="fits no variant of McpServer"):
+            convert({**STDIO, "type": kind}, v1.McpServer)
+    assert isinstance(convert({**STDIO, "type": None}, v1.McpServer), v1.McpServerStdio)

@@ -508,7 +508,8 @@ def test_unions_are_resolved_by_member() -> None:
         (v1.McpServerHttp, "type", "http"),
         (v1.McpServerSse, "type", "sse"),
         (v1_unstable.McpServerAcp, "type", "acp"),
-        (v1.McpServerStdio, None, None),
+        (v1.McpServerStdio, "type", "stdio"),
+        (v1.McpServerStdio, "type", type(None)),
     )
     assert v1.CHOICES[v1.EmbeddedResourceResource] == (
         (v1.TextResourceContents, "text", str),

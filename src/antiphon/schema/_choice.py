@@ -25,7 +25,8 @@ __all__ = [
 ]
 
 #: (alternative, member, test): it applies where the member equals the test (a string) or is an
-#: instance of it (a class); with member None always. For a list, its first item is looked at.
+#: instance of it (a class), with `NoneType` also where it is absent; with member None always. For a
+#: list, its first item is looked at.
 Case = tuple[Any, str | None, str | type | None]
 
 
@@ -129,8 +130,8 @@ def choose(kind: Choice, value: Any) -> Any:
     for alternative, key, test in kind.cases:
         if key is None:
             return alternative
-        if key in members:
-            found = members[key]
+        if key in members or test is types.NoneType:
+            found = members.get(key)
             if found == test if isinstance(test, str) else isinstance(found, test or object):
                 return alternative
     keys = dict.fromkeys(f"`{case[1]}`" for case in kind.cases if case[1])

@@ -1557,7 +1557,8 @@ else:
         __name__,
         (McpServerHttp, "type", "http"),
         (McpServerSse, "type", "sse"),
-        (McpServerStdio, None, None),
+        (McpServerStdio, "type", "stdio"),
+        (McpServerStdio, "type", None.__class__),
     )
 
 

@@ -890,7 +890,8 @@ else:
         (McpServerHttp, "type", "http"),
         (McpServerSse, "type", "sse"),
         (McpServerAcp, "type", "acp"),
-        (McpServerStdio, None, None),
+        (McpServerStdio, "type", "stdio"),
+        (McpServerStdio, "type", None.__class__),
     )
 
 
