@@ -205,13 +205,10 @@ class Connection:
         the closing goes on.
         """
         if self._closing is None:
-            self._closing = self._loop.create_task(self._close())
+            self.flush()
+            self._closing = self._loop.create_task(self._end())
+            self._fail_everything(ConnectionClosed("this side closed the connection"))
         await asyncio.shield(self._closing)
-
-    async def _close(self) -> None:
-        self.flush()
-        self._fail_everything(ConnectionClosed("this side closed the connection"))
-        await self._end()
 
     async def _end(self) -> None:
         try:

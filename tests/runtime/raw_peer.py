@@ -1,0 +1,302 @@
+"""A peer without any protocol of its own, and what lets a test see both ends of its link.
+
+`RawPeer` stands in for whatever program may be at the other end: it sends any bytes as frames and
+keeps what it gets; it answers nothing by itself. `PlainSide` stands in for `antiphon.sessions`: it
+serves what a test gives it, with plain JSON values for parameters and results. `SpiedTransport` is
+a real transport of a memory pair, with a real framer, that writes down what the connection asks of
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from antiphon.core import Fault, Limits, LineFramer, Side
+from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
+from antiphon.schema import encode_checked, loads
+from antiphon.transports import MemoryTransport, memory_pair
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from antiphon._errors import ConnectionClosed
+    from antiphon.transports import Receiver
+
+#: How long anything is waited for. What is tested takes milliseconds.
+BOUND = 5.0
+
+
+class RawPeer:
+    """The far end of a link. Satisfies `transports.Receiver`."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self.transport = transport
+        self.frames: list[bytes] = []
+        self.lost = False
+        self._changed = asyncio.Event()
+
+    # Receiver
+
+    def frames_received(self, frames: list[bytes | Fault]) -> None:
+        self.frames += [frame for frame in frames if isinstance(frame, bytes)]
+        self._changed.set()
+
+    def input_ended(self) -> None:
+        self._changed.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
+        self._changed.set()
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+    # what a test does with it
+
+    def send(self, *frames: bytes) -> None:
+        """Send frames so that they arrive together."""
+        self.transport.send(list(frames))
+
+    def ask(self, id_: Any, method: str, params: Any = None) -> None:
+        """Send a well-formed request."""
+        members: dict[str, Any] = {"jsonrpc": "2.0", "id": id_, "method": method}
+        if params is not None:
+            members["params"] = params
+        self.send(json.dumps(members).encode())
+
+    def tell(self, method: str, params: Any = None) -> None:
+        """Send a well-formed notification."""
+        self.send(json.dumps({"jsonrpc": "2.0", "method": method, "params": params}).encode())
+
+    def answer(self, id_: Any, result: Any) -> None:
+        """Send a well-formed result."""
+        self.send(json.dumps({"jsonrpc": "2.0", "id": id_, "result": result}).encode())
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Every frame that came, decoded."""
+        return [json.loads(frame) for frame in self.frames]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until `condition` holds; it is asked again whenever something came."""
+        async with asyncio.timeout(BOUND):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def have(self, count: int) -> list[dict[str, Any]]:
+        """Wait for `count` frames in all."""
+        await self.until(lambda: len(self.frames) >= count)
+        return self.messages
+
+    async def answer_to(self, id_: Any) -> dict[str, Any]:
+        """Wait for the response with an id, of exactly its type, that we have not seen yet."""
+
+        def found() -> list[dict[str, Any]]:
+            return self.responses(id_)
+
+        await self.until(found)
+        return found()[0]
+
+    def responses(self, id_: Any) -> list[dict[str, Any]]:
+        """The responses so far with exactly this id."""
+        return [m for m in self.messages if "method" not in m and same_id(m["id"], id_)]
+
+    async def closed(self) -> None:
+        """Wait until the other end has closed."""
+        await self.until(lambda: self.lost)
+
+
+def same_id(one: Any, other: Any) -> bool:
+    """Python's 1, 1.0 and True are equal; ids of those types are not."""
+    return type(one) is type(other) and one == other
+
+
+class Framed:
+    """Between transport and connection: frames pass a framer, as bytes from a pipe would."""
+
+    def __init__(self, receiver: Receiver, frame_bytes: int) -> None:
+        self._receiver = receiver
+        self._framer = LineFramer(frame_bytes)
+        self.input_ended = receiver.input_ended
+        self.connection_lost = receiver.connection_lost
+        self.pause_writing = receiver.pause_writing
+        self.resume_writing = receiver.resume_writing
+
+    def frames_received(self, frames: list[bytes | Fault]) -> None:
+        data = b"".join(frame + b"\n" for frame in frames if isinstance(frame, bytes))
+        self._receiver.frames_received(self._framer.feed(data))
+
+
+class SpiedTransport:
+    """One end of a memory pair; writes down what is asked of it. Satisfies `Transport`."""
+
+    def __init__(self, inner: MemoryTransport, frame_bytes: int) -> None:
+        self.inner = inner
+        self._frame_bytes = frame_bytes
+        #: The frames of each call of `send`.
+        self.sent: list[list[bytes]] = []
+        #: "pause" and "resume", as asked for.
+        self.reading: list[str] = []
+        self.closes = 0
+
+    async def start(self, receiver: Receiver) -> None:
+        await self.inner.start(Framed(receiver, self._frame_bytes))
+
+    def send(self, frames: list[bytes]) -> None:
+        self.sent.append(list(frames))
+        self.inner.send(frames)
+
+    def pause_reading(self) -> None:
+        self.reading.append("pause")
+        self.inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        self.reading.append("resume")
+        self.inner.resume_reading()
+
+    async def aclose(self) -> None:
+        self.closes += 1
+        await self.inner.aclose()
+
+    def describe(self) -> str:
+        return "spied memory"
+
+
+def plain(raw: Any) -> Any:
+    return {} if raw is None else loads(raw)
+
+
+class PlainSide:
+    """Serves the methods a test gives it. Satisfies `runtime.Router`."""
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.updates: list[tuple[str, Any, bytes]] = []
+        #: Count what is received against the connection's budget, as sessions do.
+        self.queue_updates = False
+        self.losses: list[ConnectionClosed] = []
+        self.contexts: list[Context] = []
+        #: What `cancelled` does; the default leaves it to the connection.
+        self.on_cancel: Callable[[InboundCall], bool] = lambda _call: False
+        self._requests: dict[str, RequestRoute] = {}
+        self._notices: dict[str, NoticeRoute] = {}
+
+    def serve(
+        self,
+        method: str,
+        handler: Callable[[Any, Any], Awaitable[Any]],
+        *,
+        decode: Callable[[Any], Any] = plain,
+        encode: Callable[[Any], bytes] = encode_checked,
+        accept: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        """Serve a request."""
+        self._requests[method] = RequestRoute(decode, handler, encode, accept)
+
+    def hear(
+        self,
+        method: str,
+        handler: Callable[[Any, Any], Awaitable[None]] | None = None,
+        *,
+        at_once: Callable[[Any, Any], None] | None = None,
+        decode: Callable[[Any], Any] = plain,
+    ) -> None:
+        """Serve a notification, in order or in the reader."""
+        self._notices[method] = NoticeRoute(decode, at_once, handler)
+
+    # Router
+
+    def request_route(self, method: str) -> RequestRoute | None:
+        return self._requests.get(method)
+
+    def notice_route(self, method: str) -> NoticeRoute | None:
+        return self._notices.get(method)
+
+    def context(self, method: str, raw: Any, params: Any, call: InboundCall | None) -> Context:
+        assert self.connection is not None
+        session_id = ""
+        if isinstance(params, dict):
+            session_id = cast("dict[str, Any]", params).get("sessionId", "")
+        context = Context(self.connection, method, session_id, raw, call)
+        self.contexts.append(context)
+        return context
+
+    def update_received(self, session_id: str, update: Any, frame: bytes) -> None:
+        self.updates.append((session_id, loads(update), frame))
+        if self.queue_updates:
+            assert self.connection is not None
+            self.connection.queued_bytes += len(frame)
+
+    def cancelled(self, call: InboundCall) -> bool:
+        return self.on_cancel(call)
+
+    def connection_lost(self, error: ConnectionClosed) -> None:
+        self.losses.append(error)
+
+
+class Link:
+    """A connection under test, what it serves, its transport, and the peer."""
+
+    def __init__(self, side: Side, limits: Limits, record: Any = None) -> None:
+        near, far = memory_pair()
+        self.transport = SpiedTransport(near, limits.frame_bytes)
+        self.side = PlainSide()
+        self.connection = Connection(self.transport, side, self.side, limits=limits, record=record)
+        self.side.connection = self.connection
+        self.peer = RawPeer(far)
+
+
+@asynccontextmanager
+async def linked(
+    side: Side = "agent", *, initialized: bool = True, record: Any = None, **limits: Any
+) -> AsyncGenerator[Link]:
+    """A started link whose handshake is done (or not), closed at the end."""
+    limits.setdefault("close_grace", 1.0)
+    link = Link(side, Limits(**limits), record)
+    await link.connection.start()
+    await link.peer.transport.start(link.peer)
+    link.connection.initialized = initialized
+    try:
+        yield link
+    finally:
+        async with asyncio.timeout(BOUND):
+            await link.connection.aclose()
+            await link.peer.transport.aclose()
+
+
+class Gate:
+    """A handler that says when it has begun, and ends when it is told to."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.result: Any = {} if result is None else result
+        self.begun = asyncio.Event()
+        self.ended: list[str] = []
+        self._opened = asyncio.Event()
+
+    async def __call__(self, params: Any, context: Any) -> Any:
+        self.begun.set()
+        try:
+            await self._opened.wait()
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+        self.ended.append("returned")
+        return self.result
+
+    def open(self) -> None:
+        self._opened.set()
+
+    async def entered(self) -> None:
+        async with asyncio.timeout(BOUND):
+            await self.begun.wait()
+
+
+async def turns(count: int = 5) -> None:
+    """Let the loop turn: what is to happen at once has happened then."""
+    for _ in range(count):
+        await asyncio.sleep(0)
