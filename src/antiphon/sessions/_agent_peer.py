@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from antiphon._errors import (
+    AntiphonError,
     CapabilityError,
     ConnectionClosed,
     LimitExceeded,
     LocalProtocolError,
     RemoteProtocolError,
+    ResourceNotFound,
     StartError,
     TurnInProgress,
     VersionMismatch,
@@ -32,11 +35,13 @@ from antiphon.schema import (
     v1_unstable,
 )
 from antiphon.sessions._client_router import ClientHandlersLike, ClientRouter
+from antiphon.sessions._content import check_prompt_content
 from antiphon.sessions._methods import (
     allowed_by,
     default_timeout,
     refuse_unstable,
     table,
+    tag_of,
     tree_of,
 )
 from antiphon.sessions._session import Session
@@ -74,20 +79,24 @@ class _MarkedCall(FutureCall):
 class _NewSessionCall(FutureCall):
     """`session/new`: registers the session in the reader, since the next frame may be its update."""
 
-    __slots__ = ("make",)
+    __slots__ = ("make", "mark")
 
     def __init__(
         self, future: asyncio.Future[Any], make: Callable[[v1_unstable.NewSessionResponse], Session]
     ) -> None:
         super().__init__("session/new", future)
         self.make = make
+        self.mark = 0
 
     def answered(self, result: Any, error: Exception | None) -> None:
         if error is None:
             try:
-                result = self.make(decode_result(v1_unstable.NewSessionResponse, result))
-            except (msgspec.DecodeError, LimitExceeded) as fault:
+                session = result = self.make(decode_result(v1_unstable.NewSessionResponse, result))
+                self.mark = session.inbox.received
+            except msgspec.DecodeError as fault:
                 error = _malformed("session/new", fault)
+            except AntiphonError as fault:
+                error = fault
         super().answered(result, error)
 
 
@@ -113,14 +122,15 @@ class _Load:
         self._peer = peer
         self._call = call
         self._known = known
+        self._before = session.cwd, session.additional_directories
 
     async def finish(self, result_type: Any) -> None:
         """Wait for the answer; a session that could not be opened is forgotten."""
-        call, session = self._call, self.session
+        call = self._call
         try:
             raw = await call.future
             await call.inbox.settled(call.mark)
-            session.response = decode_result(result_type, raw)
+            self.session.opened(decode_result(result_type, raw))
         except msgspec.DecodeError as error:
             self.abandon()
             raise _malformed(call.method, error) from None
@@ -128,14 +138,25 @@ class _Load:
             self.abandon()
             raise
 
+    def leave(self, result_type: Any) -> None:
+        """Wait no longer: a session whose answer is here is open, any other is abandoned."""
+        future = self._call.future
+        if future.done() and not future.cancelled() and future.exception() is None:
+            with suppress(msgspec.DecodeError):
+                self.session.opened(decode_result(result_type, future.result()))
+                return
+        self.abandon()
+
     def abandon(self) -> None:
         """Give up: the agent is told, and a session that was new here is forgotten."""
+        session = self.session
         self._peer.connection.abandon(self._call)
         if not self._call.future.done():
             self._call.future.cancel()
-        self.session.load_ends()
+        session.load_ends()
+        session.cwd, session.additional_directories = self._before
         if not self._known:
-            self._peer.forget(self.session.session_id)
+            self._peer.forget(session.session_id)
 
 
 class SessionOpening:
@@ -174,7 +195,7 @@ class SessionOpening:
         if kind is None:
             await self._load.finish(self._result_type)
         else:
-            self._load.abandon()
+            self._load.leave(self._result_type)
 
 
 class AgentPeer(AgentCalls):
@@ -290,9 +311,11 @@ class AgentPeer(AgentCalls):
         try:
             await self.connection.aclose()
         finally:
-            await self._handlers.sessions_closed(list(self.sessions))
-            if self._on_close is not None:
-                self._on_close()
+            try:
+                await self._handlers.sessions_closed([*self.sessions, *self._router.strangers])
+            finally:
+                if self._on_close is not None:
+                    self._on_close()
 
     async def wait_closed(self) -> None:
         """Wait until the link is gone, whoever ended it."""
@@ -359,17 +382,25 @@ class AgentPeer(AgentCalls):
             timeout: seconds; UNSET means `Limits.request_timeout`.
         """
         directory, more = self._directories(cwd, additional_directories)
-        self._check_servers("session/new", mcp_servers)
+        self._check_room()
         params = v1_unstable.NewSessionRequest(
             cwd=directory,
             mcp_servers=list(mcp_servers),
             additional_directories=more or UNSET,
             meta=UNSET if meta is None else meta,
         )
+        self._check_offered("session/new", params)
 
         def make(response: v1_unstable.NewSessionResponse) -> Session:
-            session = self._register(response.session_id, directory, more)
-            session.response = response
+            session_id = response.session_id
+            known = self.sessions.get(session_id)
+            if known is not None:
+                if known.turn is not None or known.loading:
+                    msg = f"the agent gave a new session the id {session_id!r} of one in use"
+                    raise RemoteProtocolError(msg)
+                self.forget(session_id)  # some agents make the id from the folder (quirk 28)
+            session = self._register(session_id, directory, more)
+            session.opened(response)
             return session
 
         call = _NewSessionCall(self.connection.create_future(), make)
@@ -379,7 +410,7 @@ class AgentPeer(AgentCalls):
         except asyncio.CancelledError:
             self.connection.abandon(call)
             raise
-        await session.inbox.settled(session.inbox.received)
+        await session.inbox.settled(call.mark)
         return session
 
     def load_session(
@@ -394,7 +425,6 @@ class AgentPeer(AgentCalls):
         """`session/load`: the agent replays the conversation, then answers. See `SessionOpening`."""
         directory, more = self._directories(cwd, additional_directories)
         self._require("session/load", "loadSession")
-        self._check_servers("session/load", mcp_servers)
         params = v1_unstable.LoadSessionRequest(
             session_id=session_id,
             cwd=directory,
@@ -415,7 +445,6 @@ class AgentPeer(AgentCalls):
         """`session/resume`: go on with a session without replay. See `SessionOpening`."""
         directory, more = self._directories(cwd, additional_directories)
         self._require("session/resume", "sessionCapabilities.resume")
-        self._check_servers("session/resume", mcp_servers)
         params = v1_unstable.ResumeSessionRequest(
             session_id=session_id,
             cwd=directory,
@@ -433,14 +462,20 @@ class AgentPeer(AgentCalls):
         timeout: float | None | UnsetType,
     ) -> SessionOpening:
         row = table().row_of(params, "request", "agent")
+        self._check_offered(row.name, params)
 
         def send() -> _Load:
             known = self.sessions.get(session_id)
             if known is not None and known.turn is not None:
                 raise TurnInProgress(session_id)
+            if known is not None and known.loading:
+                msg = f"session {session_id!r} is being loaded"
+                raise LocalProtocolError(msg)
             session = known or self._register(session_id, cwd, more)
             call = _LoadCall(row.name, self.connection.create_future(), session)
             load = _Load(self, session, call, known=known is not None)
+            # What is served to the agent from now on is served within the new roots.
+            session.cwd, session.additional_directories = cwd, tuple(more)
             session.load_begins()
             try:
                 self.connection.open_call(
@@ -475,11 +510,18 @@ class AgentPeer(AgentCalls):
             following = page.next_cursor
             if isinstance(following, UnsetType) or not following:
                 return
+            if following == cursor:
+                msg = f"session/list gives the cursor {cursor!r} for its own page"
+                raise RemoteProtocolError(msg)
             cursor = following
 
     async def close_session(self, session_id: str) -> None:
-        """`session/close`: the agent cancels what runs and frees the session; its history stays."""
-        await self.request(v1.CloseSessionRequest(session_id=session_id))
+        """`session/close`: the agent cancels what runs and frees the session; its history stays.
+
+        A session that the agent does not know is closed, too.
+        """
+        with suppress(ResourceNotFound):  # as good as closed (R1-59)
+            await self.request(v1.CloseSessionRequest(session_id=session_id))
         await self._closed(session_id)
 
     async def delete_session(self, session_id: str) -> None:
@@ -535,8 +577,9 @@ class AgentPeer(AgentCalls):
     async def _request(self, params: Any, timeout: float | None | UnsetType) -> Any:
         row = table().row_of(params, "request", "agent")
         refuse_unstable(row, unstable=self.unstable)
-        if row.gate is not None and not allowed_by(self.tree, row.gate):
-            raise CapabilityError(row.name, f"agentCapabilities.{row.gate}")
+        if row.gate is not None:
+            self._require(row.name, row.gate)
+        self._check_offered(row.name, params)
         session = self.sessions.get(getattr(params, "session_id", ""))
         future = self.connection.create_future()
         call = (
@@ -576,10 +619,13 @@ class AgentPeer(AgentCalls):
 
     # -------------------------------------------------------------- inside
 
-    def _register(self, session_id: str, cwd: str, more: Sequence[str]) -> Session:
+    def _check_room(self) -> None:
         limit = self.connection.limits.sessions
         if len(self.sessions) >= limit:
             raise LimitExceeded("sessions", limit, len(self.sessions) + 1)
+
+    def _register(self, session_id: str, cwd: str, more: Sequence[str]) -> Session:
+        self._check_room()
         inbox = self._router.open_inbox(session_id)
         session = self.sessions[session_id] = Session(self, inbox, cwd, more)
         return session
@@ -609,21 +655,32 @@ class AgentPeer(AgentCalls):
     def _directories(
         self, cwd: str | Path, additional: Sequence[str | Path]
     ) -> tuple[str, list[str]]:
-        more = [self._absolute(path) for path in additional]
-        if more:
-            self._require("session/new", "sessionCapabilities.additionalDirectories")  # R1-43
-        return self._absolute(cwd), more
+        return self._absolute(cwd), [self._absolute(path) for path in additional]
 
-    def _check_servers(self, method: str, servers: Sequence[v1_unstable.McpServer]) -> None:
-        """R1-44: only transports the agent advertised."""
-        for server in servers:
-            for kind, gate in (
-                (v1.McpServerHttp, "mcpCapabilities.http"),
-                (v1.McpServerSse, "mcpCapabilities.sse"),
-                (v1_unstable.McpServerAcp, "mcpCapabilities.acp"),
-            ):
-                if isinstance(server, kind):
-                    self._require(method, gate)
+    def _check_offered(self, method: str, params: Any) -> None:
+        """Refuse parts of parameters that the agent must have asked for (R1-42..R1-45, R1-73)."""
+        if _given(params, "additional_directories"):
+            self._require(method, "sessionCapabilities.additionalDirectories")
+        for server in _given(params, "mcp_servers") or ():
+            kind = tag_of(server)  # a stdio server has none
+            if kind:
+                self._require(method, f"mcpCapabilities.{kind}")
+        if isinstance(params, v1.PromptRequest):
+            check_prompt_content(params.prompt, self.tree)
+        prompt = _given(params, "system_prompt")
+        if prompt is not None:
+            self._require(method, "sessionCapabilities.systemPrompt")
+            if prompt.mode == "override":
+                self._require(method, "sessionCapabilities.systemPrompt.mode.override")
+            if not prompt.content or any(tag_of(block) != "text" for block in prompt.content):
+                msg = "a system prompt is made of text blocks, at least one"
+                raise LocalProtocolError(msg)
+
+
+def _given(params: Any, name: str) -> Any:
+    """A member of parameters, None where it is absent or they have none of that name."""
+    value = getattr(params, name, None)
+    return None if isinstance(value, UnsetType) else value
 
 
 class _InitializeCall(FutureCall):

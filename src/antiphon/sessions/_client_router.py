@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from antiphon._errors import ConnectionClosed, InvalidParams
+from antiphon._errors import ConnectionClosed, InvalidParams, LimitExceeded
 from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
 from antiphon.schema import UNSET, decode, v1_unstable
 from antiphon.sessions._extension import Extensions, extension_routes
@@ -88,9 +89,12 @@ class ClientRouter:
         self._handlers = handlers
         self._observers = tuple(handlers.observers(peer))
         self._inboxes: dict[str, Inbox] = {}
-        self._unknown: dict[str, list[tuple[Any, bytes]]] = {}
-        self._unknown_count = 0
-        self._permissions: dict[str, set[InboundCall]] = {}
+        # (session id, update, frame), in the order they came.
+        self._unknown: deque[tuple[str, Any, bytes]] = deque()
+        self._unknown_bytes = 0
+        self._permissions: dict[InboundCall, str] = {}
+        #: Ids of sessions not known here that asked for a terminal: they have to be ended as well.
+        self.strangers: set[str] = set()
         self._offered: Any = {}
         self._routes: dict[str, RequestRoute | None] = {}
         self._extensions = extension_routes(handlers.extensions())
@@ -109,23 +113,36 @@ class ClientRouter:
             self._keep_unknown(session_id, update, frame)
 
     def _keep_unknown(self, session_id: str, update: Any, frame: bytes) -> None:
-        """Some agents send updates before the answer that names their session (quirk 12)."""
-        limit = self._peer.connection.limits.unknown_session_updates
-        if self._unknown_count >= limit:
-            log.warning("dropped an update: %d wait for sessions not known here", limit)
-            return
-        self._unknown_count += 1
-        self._unknown.setdefault(session_id, []).append((update, frame))
+        """Some agents send updates before the answer that names their session (quirk 12).
+
+        The oldest go first when there are too many: nobody has asked for them for the longest time.
+        """
+        limits = self._peer.connection.limits
+        unknown = self._unknown
+        unknown.append((session_id, update, frame))
+        self._unknown_bytes += len(frame)
+        while (
+            len(unknown) > limits.unknown_session_updates
+            or self._unknown_bytes > limits.queue_bytes
+        ):
+            lost, _, its_frame = unknown.popleft()
+            self._unknown_bytes -= len(its_frame)
+            log.warning("dropped an update of session %r, which is not known here", lost)
 
     def open_inbox(self, session_id: str) -> Inbox:
         """Begin to deliver for a session, what came before it was known first."""
         inbox = self._inboxes[session_id] = Inbox(self._peer.connection, session_id)
         for observer in self._observers:
             inbox.observe(observer)
-        early = self._unknown.pop(session_id, ())
-        self._unknown_count -= len(early)
-        for update, frame in early:
-            inbox.put(update, frame)
+        if any(entry[0] == session_id for entry in self._unknown):
+            others: deque[tuple[str, Any, bytes]] = deque()
+            for entry in self._unknown:
+                if entry[0] == session_id:
+                    self._unknown_bytes -= len(entry[2])
+                    inbox.put(entry[1], entry[2])
+                else:
+                    others.append(entry)
+            self._unknown = others
         return inbox
 
     def close_inbox(self, session_id: str) -> None:
@@ -170,6 +187,8 @@ class ClientRouter:
             accept, handler = self._accept_permission, self._permission_handler(handler)
         elif row.name == "elicitation/create":
             accept = self._accept_elicitation
+        elif row.name == "terminal/create":
+            handler = self._terminal_handler(handler)
         return RequestRoute(decode_params, handler, encode_result_of(row), accept)
 
     def _accept_permission(self, params: Any, context: ClientContext) -> Any:
@@ -181,7 +200,7 @@ class ClientRouter:
             if turn is not None and turn.cancelling:
                 self._peer.connection.answer(call, _CANCELLED)
             else:
-                self._permissions.setdefault(params.session_id, set()).add(call)
+                self._permissions[call] = params.session_id
         return params
 
     def _permission_handler(
@@ -191,11 +210,8 @@ class ClientRouter:
             try:
                 return await handler(params, context)
             finally:
-                open_calls = self._permissions.get(params.session_id)
-                if open_calls is not None and context.call is not None:
-                    open_calls.discard(context.call)
-                    if not open_calls:
-                        del self._permissions[params.session_id]
+                if context.call is not None:
+                    self._permissions.pop(context.call, None)
 
         return ask
 
@@ -204,8 +220,22 @@ class ClientRouter:
         session = self._peer.sessions.get(session_id)
         if session is not None and session.turn is not None:
             session.turn.cancelling = True
-        for call in self._permissions.pop(session_id, ()):
+        for call in [c for c, of in self._permissions.items() if of == session_id]:
+            del self._permissions[call]
             self._peer.connection.answer(call, _CANCELLED)
+
+    def _terminal_handler(
+        self, handler: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def create_terminal(params: Any, context: ClientContext) -> Any:
+            if context.session is None and params.session_id not in self.strangers:
+                limit = self._peer.connection.limits.sessions
+                if len(self.strangers) >= limit:
+                    raise LimitExceeded("sessions", limit, len(self.strangers) + 1)
+                self.strangers.add(params.session_id)
+            return await handler(params, context)
+
+        return create_terminal
 
     def _accept_elicitation(self, params: Any, context: ClientContext) -> Any:
         """R1-128: a mode that was not advertised is refused."""
@@ -250,8 +280,7 @@ class ClientRouter:
     def cancelled(self, call: InboundCall) -> bool:
         """A permission request that is withdrawn is answered as cancelled (acp-v1 §7, §20)."""
         if call.method == "session/request_permission":
-            for calls in self._permissions.values():
-                calls.discard(call)
+            self._permissions.pop(call, None)
             return self._peer.connection.answer(call, _CANCELLED)
         return False
 
@@ -259,6 +288,7 @@ class ClientRouter:
         for inbox in list(self._inboxes.values()):
             inbox.end()
         self._unknown.clear()
+        self._permissions.clear()
 
 
 def as_observer(handler: Callable[[Any, Any], Awaitable[None]], peer: AgentPeer) -> Observer:

@@ -399,6 +399,21 @@ class Session:
 
     # -------------------------------------------------------------- for the peer
 
+    @property
+    def loading(self) -> bool:
+        """Whether a load or resume of it waits for its answer."""
+        return self.inbox.label == "replay"
+
+    def opened(
+        self,
+        response: v1_unstable.NewSessionResponse
+        | v1_unstable.LoadSessionResponse
+        | v1_unstable.ResumeSessionResponse,
+    ) -> None:
+        """Take what the agent answered: its modes and options replace what was known."""
+        self.response = response
+        self._config_options = None
+
     def load_begins(self) -> None:
         """Label what comes as replayed history until the answer."""
         self.inbox.label = "replay"
