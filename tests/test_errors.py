@@ -1,9 +1,10 @@
-"""The tree of exceptions: whose fault, which facts, what is said."""
+"""One tree of exceptions, each of which keeps its facts, computes its text, and can be copied."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-import re
+import pickle
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from antiphon._errors import (
     VersionMismatch,
 )
 
-NAMED: dict[int, type[RequestError]] = {
+CODES = {
     -32700: ParseError,
     -32600: InvalidRequest,
     -32601: MethodNotFound,
@@ -46,128 +47,193 @@ NAMED: dict[int, type[RequestError]] = {
     -32002: ResourceNotFound,
 }
 
-# One of each that carries facts, the facts, and what it says.
-TOLD: list[tuple[AntiphonError, dict[str, Any], str]] = [
+# One of each kind, its facts, and its text.
+SAMPLES: list[tuple[AntiphonError, dict[str, Any], str]] = [
+    (AntiphonError("x"), {}, "x"),
+    (LocalProtocolError("used wrongly"), {}, "used wrongly"),
+    (NotInitialized("session/new before initialize"), {}, "session/new before initialize"),
     (TurnInProgress("s1"), {"session_id": "s1"}, "session 's1' already has an open turn"),
     (TurnOver("s1"), {"session_id": "s1"}, "the turn of session 's1' is over"),
+    (RemoteProtocolError("the answer is malformed"), {}, "the answer is malformed"),
     (
-        VersionMismatch(1, 9),
-        {"offered": 1, "answered": 9},
-        "the agent speaks protocol version 9, this client speaks version 1",
+        VersionMismatch(1, 99),
+        {"offered": 1, "answered": 99},
+        "the agent speaks protocol version 99, this client speaks version 1",
     ),
-    (RequestError(7, "Odd"), {"code": 7, "message": "Odd", "data": None}, "Odd (7)"),
-    (RequestError(7, "Odd", {"a": 1}), {"data": {"a": 1}}, "Odd (7): {'a': 1}"),
-    (InvalidParams("cwd"), {"code": -32602, "data": "cwd"}, "Invalid params (-32602): 'cwd'"),
-    (ConnectionClosed("gone"), {"exit_status": None, "stderr_tail": ""}, "gone"),
     (
-        ConnectionClosed("gone", exit_status=3, stderr_tail="\nno model\n"),
-        {"reason": "gone", "exit_status": 3},
-        "gone (exit status 3); its standard error ends with:\nno model",
+        RequestError(400, "bad", {"a": [1]}),
+        {"code": 400, "message": "bad", "data": {"a": [1]}},
+        "bad (400): {'a': [1]}",
     ),
-    (ConnectionClosed("gone", exit_status=-9), {"exit_status": -9}, "gone (ended by signal 9)"),
+    (RequestError(0, "m"), {"code": 0, "message": "m", "data": None}, "m (0)"),
+    (ParseError(), {"code": -32700, "data": None}, "Parse error (-32700)"),
+    (
+        InvalidRequest({"reason": "r"}),
+        {"code": -32600},
+        "Invalid request (-32600): {'reason': 'r'}",
+    ),
+    (MethodNotFound("x/y"), {"code": -32601, "data": "x/y"}, "Method not found (-32601): 'x/y'"),
+    (
+        InvalidParams({"modeId": "m"}, "unknown or unavailable mode"),
+        {"code": -32602, "message": "unknown or unavailable mode", "data": {"modeId": "m"}},
+        "unknown or unavailable mode (-32602): {'modeId': 'm'}",
+    ),
+    (
+        InternalError({"details": "model not found"}),
+        {"code": -32603, "message": "Internal error"},
+        "Internal error (-32603): {'details': 'model not found'}",
+    ),
+    (RequestCancelled(), {"code": -32800}, "Request cancelled (-32800)"),
+    (AuthRequired(), {"code": -32000}, "Authentication required (-32000)"),
+    (ResourceNotFound(), {"code": -32002}, "Resource not found (-32002)"),
+    (
+        ConnectionClosed("the agent closed its output"),
+        {"reason": "the agent closed its output", "exit_status": None, "stderr_tail": ""},
+        "the agent closed its output",
+    ),
+    (
+        ConnectionClosed("it ended", exit_status=3, stderr_tail="no key\n"),
+        {"exit_status": 3, "stderr_tail": "no key\n"},
+        "it ended (exit status 3); its standard error ends with:\nno key",
+    ),
+    (
+        StartError("it ended", command=["a", "b"], exit_status=-9, stderr_tail=" \n"),
+        {"command": ["a", "b"], "exit_status": -9, "reason": "it ended"},
+        "it ended (ended by signal 9)",
+    ),
     (StartError("no such command"), {"command": []}, "no such command"),
-    (StartError("x", command=["a", "b"]), {"command": ["a", "b"]}, "x"),
     (
-        RequestTimeout("session/new", 1.5),
-        {"method": "session/new", "seconds": 1.5},
-        "no answer to session/new within 1.5 s",
+        RequestTimeout("session/new", 60.0),
+        {"method": "session/new", "seconds": 60.0, "errno": None},
+        "no answer to session/new within 60 s",
     ),
     (
-        LimitExceeded("frame_bytes", 10, 12),
-        {"limit": "frame_bytes", "maximum": 10, "size": 12},
-        "limit frame_bytes of 10 exceeded (12)",
+        LimitExceeded("frame_bytes", 16777216, 16777217),
+        {"limit": "frame_bytes", "maximum": 16777216, "size": 16777217},
+        "limit frame_bytes of 16777216 exceeded (16777217)",
     ),
-    (LimitExceeded("sessions", 10), {"size": None}, "limit sessions of 10 exceeded"),
+    (
+        LimitExceeded("json_depth", 256),
+        {"size": None},
+        "limit json_depth of 256 exceeded",
+    ),
     (
         CapabilityError("session/load", "agentCapabilities.loadSession"),
         {"method": "session/load", "capability": "agentCapabilities.loadSession"},
         "session/load needs agentCapabilities.loadSession, which the peer did not advertise",
     ),
     (
-        DeliveryGap("s1", 1, 2),
-        {"session_id": "s1", "delivered": 1, "expected": 2},
-        "1 of 2 updates of session 's1' were delivered",
+        DeliveryGap("s1", 4, 5),
+        {"session_id": "s1", "delivered": 4, "expected": 5},
+        "4 of 5 updates of session 's1' were delivered",
     ),
     (
-        MissingExtra("cli", "the display"),
-        {"extra": "cli", "feature": "the display"},
-        'the display needs an extra: pip install "antiphon[cli]"',
+        MissingExtra("cli", "the pleasant display"),
+        {"extra": "cli", "feature": "the pleasant display"},
+        'the pleasant display needs an extra: pip install "antiphon[cli]"',
     ),
 ]
 
 
-def tree_of_the_docstring() -> dict[str, str]:
-    """Name to parent, read from the drawing."""
-    parents: dict[str, str] = {}
-    above: list[str] = []
-    for line in inspect.getdoc(_errors).splitlines():  # type: ignore[union-attr]
-        drawn = re.match(r"^( {4}[│ ├└─]*)([A-Z]\w+)", line)
-        if drawn is None:
-            continue
-        level = (len(drawn[1]) - 4) // 4
-        del above[level:]
-        if above:
-            parents[drawn[2]] = above[-1]
-        above.append(drawn[2])
-    return parents
+def classes() -> set[type]:
+    return {
+        value
+        for name, value in vars(_errors).items()
+        if inspect.isclass(value) and issubclass(value, Exception) and not name.startswith("_")
+    }
 
 
-def test_the_drawn_tree_is_the_tree() -> None:
-    drawn = tree_of_the_docstring()
-
-    assert set(drawn) | {"AntiphonError"} == set(_errors.__all__)
-    for name, parent in drawn.items():
-        assert issubclass(getattr(_errors, name), getattr(_errors, parent)), (name, parent)
-
-
-@pytest.mark.parametrize(
-    ("kind", "fault"),
-    [
-        (NotInitialized, LocalProtocolError),
-        (TurnInProgress, LocalProtocolError),
-        (TurnOver, LocalProtocolError),
-        (VersionMismatch, RemoteProtocolError),
-        (StartError, ConnectionClosed),
-        (RequestTimeout, TimeoutError),
-        (MissingExtra, ImportError),
-    ],
-)
-def test_an_exception_is_caught_as_whose_fault_it_is(
-    kind: type[AntiphonError], fault: type[Exception]
-) -> None:
-    assert issubclass(kind, fault)
-    assert issubclass(kind, AntiphonError)
+def drawn_tree() -> dict[str, str | None]:
+    """Class to parent, as the module's docstring draws them."""
+    found: dict[str, str | None] = {}
+    path: list[str] = []
+    for line in (_errors.__doc__ or "").splitlines():
+        bare = line.lstrip(" │├└─")
+        depth = (len(line) - len(bare) - 4) // 4
+        name = bare.split(" ", 1)[0]
+        if name in vars(_errors) and line.startswith("    "):
+            path[depth:] = [name]
+            found[name] = path[depth - 1] if depth else None
+    return found
 
 
-@pytest.mark.parametrize(("error", "facts", "text"), TOLD, ids=lambda value: type(value).__name__)
-def test_an_exception_keeps_facts_and_computes_its_text(
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    named = {_errors._Named.__name__: RequestError.__name__}
+    actual = {
+        kind.__name__: named.get(kind.__bases__[0].__name__, kind.__bases__[0].__name__)
+        for kind in classes() - {AntiphonError}
+    }
+
+    assert drawn_tree() == {"AntiphonError": None, **actual}
+
+
+def test_every_public_name_is_an_exception_and_every_exception_public() -> None:
+    assert {kind.__name__ for kind in classes()} == set(_errors.__all__)
+    assert all(issubclass(kind, AntiphonError) for kind in classes())
+
+
+def test_there_is_a_sample_of_every_kind() -> None:
+    assert {type(error) for error, _, _ in SAMPLES} == classes()
+
+
+@pytest.mark.parametrize(("error", "facts", "text"), SAMPLES)
+def test_facts_are_attributes_and_the_text_tells_them(
     error: AntiphonError, facts: dict[str, Any], text: str
 ) -> None:
     assert {name: getattr(error, name) for name in facts} == facts
     assert str(error) == text
+    assert repr(error)
 
 
-@pytest.mark.parametrize(("code", "kind"), NAMED.items())
-@pytest.mark.covers("R1-14")
+@pytest.mark.parametrize(("error", "facts", "text"), SAMPLES)
+@pytest.mark.parametrize("way", ["pickle", "copy", "deepcopy"])
+def test_an_error_survives_being_copied(
+    error: AntiphonError, facts: dict[str, Any], text: str, way: str
+) -> None:
+    error = copy.copy(error)
+    error.add_note("seen on the way")
+
+    if way == "pickle":
+        again = pickle.loads(pickle.dumps(error))
+    else:
+        again = copy.copy(error) if way == "copy" else copy.deepcopy(error)
+
+    assert again is not error
+    assert type(again) is type(error)
+    assert {name: getattr(again, name) for name in facts} == facts
+    assert (str(again), again.args) == (text, error.args)
+    assert again.__notes__ == ["seen on the way"]
+
+
+@pytest.mark.parametrize(("code", "kind"), CODES.items())
 def test_a_code_of_the_protocol_gives_its_named_class(code: int, kind: type[RequestError]) -> None:
-    error = RequestError.of(code, "said so", {"a": 1})
+    made = RequestError.of(code, "theirs", [1])
 
-    assert type(error) is kind
-    assert (error.code, error.message, error.data) == (code, "said so", {"a": 1})
+    assert type(made) is kind
+    assert (made.code, made.message, made.data) == (code, "theirs", [1])
+    assert code == kind.CODE
 
 
-@pytest.mark.parametrize("code", [0, 1, -1, -32000 - 1, -32603 - 1, -32099, 2**63])
 @pytest.mark.covers("R1-14")
-def test_any_other_code_is_a_general_error(code: int) -> None:
-    error = RequestError.of(code, "said so")
+@pytest.mark.parametrize("code", [0, 1, -1, 12345, -32001, -32099, -33000])
+def test_any_other_code_gives_the_general_class(code: int) -> None:
+    made = RequestError.of(code, "odd")
 
-    assert type(error) is RequestError
-    assert (error.code, error.data) == (code, None)
+    assert type(made) is RequestError
+    assert (made.code, made.message, made.data) == (code, "odd", None)
 
 
-@pytest.mark.parametrize("kind", NAMED.values())
-def test_a_named_error_has_a_message_of_its_own(kind: Any) -> None:
-    error = kind()
+def test_a_missing_answer_is_a_timeout_and_a_missing_extra_an_import_error() -> None:
+    with pytest.raises(TimeoutError):
+        raise RequestTimeout("x/y", 0.5)
+    with pytest.raises(ImportError):
+        raise MissingExtra("fast", "uvloop")
 
-    assert error.message == kind.MESSAGE
-    assert error.data is None
+
+@pytest.mark.parametrize("data", ["text", ["list"], {"details": "no key"}, 0, False])
+def test_code_message_and_data_are_all_in_the_text(data: Any) -> None:
+    text = str(RequestError.of(-32603, "Internal error", data))
+
+    assert "-32603" in text
+    assert "Internal error" in text
+    assert repr(data) in text

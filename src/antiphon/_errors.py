@@ -62,7 +62,20 @@ __all__ = [
 
 
 class AntiphonError(Exception):
-    """Base of all exceptions of this library."""
+    """Base of all exceptions of this library. They can be copied and pickled, facts and notes too."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Constructors take the facts by other names, and in another order, than `args` has them.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(
+    kind: type[AntiphonError], args: tuple[Any, ...], facts: dict[str, Any]
+) -> AntiphonError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
 
 
 class LocalProtocolError(AntiphonError):
@@ -130,8 +143,8 @@ class VersionMismatch(RemoteProtocolError):
 class RequestError(AntiphonError):
     """An error answer: received from the peer, or raised by a handler to be sent to it.
 
-    A handler that raises one answers its request with exactly this code, message and data.
-    Constructing `RequestError(code, …)` with a code of the protocol gives the named subclass.
+    A handler that raises one answers its request with exactly this code, message and data. For a
+    code of the protocol, `RequestError.of(code, …)` gives the named subclass, as received ones are.
 
     Attributes:
         code: the JSON-RPC error code, any integer.
@@ -299,7 +312,8 @@ class RequestTimeout(AntiphonError, TimeoutError):
     """
 
     def __init__(self, method: str, seconds: float) -> None:
-        super().__init__(method, seconds)
+        # One argument: a TimeoutError is an OSError, which takes two for errno and strerror.
+        super().__init__((method, seconds))
         self.method = method
         self.seconds = seconds
 
@@ -323,8 +337,8 @@ class LimitExceeded(AntiphonError):
         self.size = size
 
     def __str__(self) -> str:
-        met = "" if self.size is None else f" ({self.size:g})"
-        return f"limit {self.limit} of {self.maximum:g} exceeded{met}"
+        met = "" if self.size is None else f" ({self.size})"
+        return f"limit {self.limit} of {self.maximum} exceeded{met}"
 
 
 class CapabilityError(AntiphonError):

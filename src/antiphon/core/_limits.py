@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 MIB = 1 << 20
 
 __all__ = ["Limits"]
+
+
+#: What may be None. The other limits keep a peer from taking all memory or time.
+_OPTIONAL = frozenset({"request_timeout", "startup_timeout", "permission_timeout"})
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +47,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     close_grace: float = 2.0
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
+        for name, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True):
             value = getattr(self, name)
-            if value is not None and value < (0 if name == "cancel_backstop" else 1e-9):
-                msg = f"Limits.{name} must be positive, not {value!r}"
+            if value is None and name in _OPTIONAL:
+                continue
+            if type(value) is not int and (type(value) is not float or type(default) is int):
+                kind = "an integer" if type(default) is int else "a number"
+                msg = f"Limits.{name} must be {kind}, not {value!r}"
+                raise TypeError(msg)
+            if not (0 < value < math.inf or (value == 0 and name == "cancel_backstop")):
+                msg = f"Limits.{name} must be positive and finite, not {value!r}"
                 raise ValueError(msg)
