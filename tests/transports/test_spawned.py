@@ -103,7 +103,7 @@ async def test_a_start_that_fails_half_way_leaves_nothing(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(24, "Too many open files")
 
-    transport = ProcessTransport(["cat"])
+    transport = ProcessTransport(["sleep", "60"])  # would not end by itself
     monkeypatch.setattr(_stream, opener, fail)
 
     with pytest.raises(OSError, match="Too many"):
