@@ -137,14 +137,29 @@ async def test_what_a_function_must_not_return_is_a_no(
 async def test_a_function_that_raises_refuses_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    class Hard(BaseException):
+        """Frameworks derive theirs from it as well."""
+
     async def broken(params: Any, ctx: Any) -> bool:
         raise RuntimeError("dialog trouble")
+
+    async def hard(params: Any, ctx: Any) -> bool:
+        raise Hard("hard trouble")
+
+    async def cancelled(params: Any, ctx: Any) -> bool:
+        dialog: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        dialog.cancel("its window was closed")
+        return await dialog
 
     def plain(params: Any, ctx: Any) -> bool:
         return True
 
     assert await decided(Client(permissions=broken), *USUAL) == selected("no")
     assert "dialog trouble" in caplog.text
+    assert await decided(Client(permissions=hard), *USUAL) == selected("no")
+    assert "hard trouble" in caplog.text
+    assert await decided(Client(permissions=cancelled), *USUAL) == selected("no")
+    assert "its window was closed" in caplog.text
     # A plain function cannot be awaited: its answer does not count.
     assert await decided(Client(permissions=cast("Any", plain)), *USUAL) == selected("no")
 

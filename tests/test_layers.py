@@ -68,7 +68,9 @@ ARROWS: dict[str, dict[str, str]] = {
     "_capabilities": {
         "schema": "the method table says what overriding implies",
     },
-    "_recording": {},
+    "_recording": {
+        "_errors": "what a recording function raises must not reach the connection",
+    },
     "_agent": {
         "_capabilities": "what it offers",
         "_errors": "refusals of its own defaults",
@@ -79,6 +81,7 @@ ARROWS: dict[str, dict[str, str]] = {
     },
     "_client": {
         "_capabilities": "what it offers",
+        "_errors": "what may end a programme from inside a deciding function",
         "_handlers": "the handlers to override",
         "runtime": "Context, in annotations",
         "schema": "parameter and result types",

@@ -159,6 +159,24 @@ async def test_a_function_gets_the_frames_as_they_are() -> None:
     assert {direction for direction, _ in seen} == {"in", "out"}
 
 
+@pytest.mark.parametrize("fails_at", [0, 1, 2, 3])
+async def test_a_function_that_fails_ends_the_recording_and_nothing_else(
+    fails_at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[bytes] = []
+
+    def record(direction: str, frame: bytes) -> None:
+        if len(seen) == fails_at:
+            raise ValueError("recording trouble")
+        seen.append(frame)
+
+    async with raw_agent(record=record) as (_, raw):
+        await raw.round_trip()
+        await raw.round_trip()
+    assert len(seen) == fails_at
+    assert caplog.text.count("ValueError: recording trouble") == 1
+
+
 async def test_what_two_sides_of_ours_record_is_the_same_conversation() -> None:
     async with joined(Echo()) as (peer, wire):
         session = await peer.new_session(cwd="/")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 from antiphon._capabilities import Capabilities, client_tree
+from antiphon._errors import ENDING
 from antiphon._handlers import ClientHandlers
 from antiphon.schema import v1, v1_unstable
 from antiphon.sessions import as_observer, find_extensions
@@ -90,7 +92,14 @@ class Client(ClientHandlers):
         if callable(self.permissions):
             try:
                 decision = await self.permissions(params, ctx)
-            except Exception:
+            except ENDING:
+                raise
+            except BaseException as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and (
+                    task is None or task.cancelling()
+                ):
+                    raise
                 log.exception("deciding a permission request failed; it is refused")
                 decision = False
         else:
@@ -154,7 +163,9 @@ class Client(ClientHandlers):
                 for session_id in session_ids:
                     try:
                         await release(session_id)
-                    except Exception:
+                    except (*ENDING, asyncio.CancelledError):
+                        raise
+                    except BaseException:
                         log.exception("what was lent to session %s was not let go", session_id)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from antiphon._client import Client
 from antiphon._errors import MissingExtra
-from antiphon._recording import Recorder
+from antiphon._recording import Guarded, Recorder
 from antiphon._version import __version__
 from antiphon.core import Limits
 from antiphon.schema import v1
@@ -99,7 +99,7 @@ def _recorder(record: Record | None) -> tuple[Recorder | None, Callable[[str, by
     if record is None:
         return None, None
     if callable(record):
-        return None, record
+        return None, Guarded(record)
     recorder = Recorder(record)
     return recorder, recorder
 

@@ -61,6 +61,12 @@ __all__ = [
 ]
 
 
+#: What ends the programme or a coroutine, and so goes on where other people's code raises it. All else
+#: is a failure of that code alone: test frameworks, gevent and extensions in Rust derive theirs from
+#: `BaseException` too, and the peer still waits for its answer.
+ENDING = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
 class AntiphonError(Exception):
     """Base of all exceptions of this library. They can be copied and pickled, facts and notes too."""
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from antiphon._descriptors import open_reader
-from antiphon._errors import StartError
+from antiphon._errors import ENDING, StartError
 from antiphon._launch import Pipes, explain, spawn, words_of
 
 if TYPE_CHECKING:
@@ -493,5 +493,7 @@ class _Lines:
         for line in lines:
             try:
                 self._function(line.removesuffix("\r"))
-            except Exception:
+            except ENDING:
+                raise
+            except BaseException:
                 logger.exception("the function for lines of standard error failed")

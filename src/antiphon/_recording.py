@@ -6,6 +6,7 @@ frame that is no JSON is kept as a string.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -13,10 +14,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from antiphon._errors import ENDING
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import BinaryIO
 
-__all__ = ["Recorder"]
+__all__ = ["Guarded", "Recorder"]
+
+log = logging.getLogger("antiphon.connection")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -57,3 +63,26 @@ class Recorder:
         file, self._file = self._file, None
         if file is not None:
             file.close()
+
+
+class Guarded:
+    """A user's function as a record: what it raises ends the recording, not the connection.
+
+    Args:
+        function: called with ("in" | "out", frame) for every frame, in order.
+    """
+
+    def __init__(self, function: Callable[[str, bytes], object]) -> None:
+        self._function: Callable[[str, bytes], object] | None = function
+
+    def __call__(self, direction: str, frame: bytes) -> None:
+        """Hand one frame on."""
+        if self._function is None:
+            return
+        try:
+            self._function(direction, frame)
+        except ENDING:
+            raise
+        except BaseException:
+            log.exception("the function given as record= failed; nothing more is recorded")
+            self._function = None

@@ -576,6 +576,10 @@ async def test_calls_before_the_handshake_are_refused_and_send_nothing() -> None
 # --- the boundary between exceptions and the wire ------------------------------------------------
 
 
+class Hard(BaseException):
+    """What test frameworks, gevent and Rust extensions raise: no `Exception`."""
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("internal")
@@ -595,11 +599,13 @@ class Unprintable(Exception):
         StopAsyncIteration("internal"),
         ExceptionGroup("internal", [ValueError("internal")]),
         AssertionError(),
+        Hard("internal"),
+        BaseExceptionGroup("internal", [Hard()]),
     ],
     ids=lambda fault: type(fault).__name__,
 )
 async def test_an_exception_is_an_internal_error_and_only_our_log_knows_more(
-    fault: Exception, caplog: pytest.LogCaptureFixture
+    fault: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def handle(params: Any, context: Any) -> Any:
         raise fault
@@ -865,16 +871,18 @@ async def test_a_notification_handler_that_fails_or_is_cancelled_loses_only_its_
             future = asyncio.get_running_loop().create_future()
             future.cancel()
             await future
-        heard.append(params)
         if params == 3:
+            raise Hard
+        heard.append(params)
+        if params == 4:
             ready.set()
 
     async with linked() as link:
         link.side.hear("x/y", hear)
-        link.peer.send(*(b'{"method":"x/y","params":%d}' % number for number in range(4)))
+        link.peer.send(*(b'{"method":"x/y","params":%d}' % number for number in range(5)))
         await bounded(ready.wait())
 
-        assert heard == [0, 3]
+        assert heard == [0, 4]
         assert link.connection.queued_bytes == 0
         assert "the handler of x/y failed" in caplog.text
 

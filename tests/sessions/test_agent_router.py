@@ -997,7 +997,7 @@ async def test_what_prompt_returns_is_the_answer(returned: Any, answer: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "returned", [5, True, {"stopReason": "end_turn"}, [], v1.NewSessionRequest]
+    "returned", [5, True, {"stopReason": "end_turn"}, [], v1.NewSessionRequest, "Hello!", ""]
 )
 async def test_what_prompt_must_not_return_is_an_internal_error_and_frees_the_session(
     returned: Any, caplog: pytest.LogCaptureFixture

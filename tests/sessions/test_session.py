@@ -209,6 +209,46 @@ async def test_a_cancelled_task_leaves_a_turn_that_is_cancelled_too() -> None:
         assert session.turn is None
 
 
+async def test_a_turn_that_was_given_up_twice_keeps_nothing_of_what_still_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "antiphon.session")
+    async with raw_agent(limits=Limits(queue_bytes=10_000)) as (peer, raw):
+        session = await opened(peer, raw)
+        running = asyncio.ensure_future(_outcome(session))
+        request = await raw.wait("session/prompt")
+        running.cancel()
+        await raw.wait("session/cancel")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        raw.send(*[raw.update("s1", "x" * 100) for _ in range(200)])
+        await round_trip(peer, raw)
+        assert peer.connection.queued_bytes == 0
+        with pytest.raises(TurnInProgress):
+            await session.prompt("too early")
+        raw.send(ends(request, "cancelled"))
+        await round_trip(peer, raw)
+        assert "200 updates were not taken" in caplog.text
+        running = asyncio.ensure_future(_outcome(session))
+        raw.send(raw.update("s1", "new"), ends(await raw.wait("session/prompt", 2)))
+        assert (await running).text == "new"
+
+
+async def test_leaving_a_block_ends_the_iteration_of_another_task_with_the_answer() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go") as turn:
+            reading = asyncio.create_task(texts(turn))
+            request = await raw.wait("session/prompt")
+            raw.send(raw.update("s1", "a"))
+            await round_trip(peer, raw)
+            canceller = asyncio.create_task(raw.wait("session/cancel"))
+            canceller.add_done_callback(lambda _: raw.send(ends(request, "cancelled")))
+        assert await asyncio.wait_for(reading, 5) == ["a"]
+        assert turn.stop_reason == "cancelled"
+
+
 @pytest.mark.covers("R1-90")
 async def test_cancelling_keeps_the_updates_coming_until_the_answer() -> None:
     async with raw_agent() as (peer, raw):
@@ -350,6 +390,25 @@ async def test_every_subscriber_sees_every_update_once_and_in_order() -> None:
             assert [update async for update in subscription] == []
 
 
+async def test_a_subscription_that_was_left_by_a_break_keeps_nothing() -> None:
+    async with raw_agent(limits=Limits(queue_bytes=10_000)) as (peer, raw):
+        session = await opened(peer, raw)
+        raw.send(raw.update("s1", "a"), raw.update("s1", "b"))
+        async for update in session.updates():
+            assert update.text == "a"
+            break
+        await round_trip(peer, raw)
+        assert peer.connection.queued_bytes == 0
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            for _ in range(200):
+                raw.send(raw.update("s1", "x" * 100))
+                assert (await anext(turn)).text == "x" * 100
+            raw.send(ends(request))
+            assert await texts(turn) == []
+        assert peer.connection.queued_bytes == 0
+
+
 async def test_a_session_can_be_iterated_itself() -> None:
     async with raw_agent() as (peer, raw):
         session = await opened(peer, raw)
@@ -461,6 +520,42 @@ async def test_an_observer_that_fails_is_logged_and_the_next_update_comes(
         await running
     assert seen == ["a", "b"]
     assert "observer trouble" in caplog.text
+
+
+class Hard(BaseException):
+    """What test frameworks, gevent and Rust extensions raise: no `Exception`."""
+
+
+async def cancels_its_own_work(update: Update) -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+def raises_hard(update: Update) -> None:
+    raise Hard
+
+
+def returns_what_nobody_awaits(update: Update) -> Any:
+    return update.text
+
+
+@pytest.mark.parametrize("act", [cancels_its_own_work, raises_hard, returns_what_nobody_awaits])
+async def test_whatever_an_observer_does_it_sees_the_next_update(act: Any) -> None:
+    seen: list[str] = []
+
+    def observer(update: Update) -> Any:
+        seen.append(update.text)
+        return act(update)
+
+    async with raw_agent(Client(on_update=observer)) as (peer, raw):
+        session = await opened(peer, raw)
+        running = asyncio.ensure_future(_outcome(session))
+        request = await raw.wait("session/prompt")
+        raw.send(raw.update("s1", "a"), raw.update("s1", "b"), ends(request))
+        await running
+        assert seen == ["a", "b"]
+        assert peer.connection.queued_bytes == 0
 
 
 async def test_an_overridden_session_update_handler_is_an_observer() -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from antiphon._errors import (
+    ENDING,
     ConnectionClosed,
     InternalError,
     InvalidParams,
@@ -287,7 +288,9 @@ class Connection:
                         update_received(route.sessionId, route.update, frame)
                     else:
                         self._dispatch(event)
-                except Exception:
+                except ENDING:
+                    raise
+                except BaseException:
                     # Nothing a peer sends may end the reading; a fault of ours is logged, not hidden.
                     log.exception("a frame could not be dispatched")
             if self.queued_bytes > self.limits.queue_bytes:
@@ -385,7 +388,9 @@ class Connection:
         call = InboundCall(id_, method)
         try:
             self._accept_request(event, call)
-        except Exception as error:  # noqa: BLE001  (the boundary)
+        except ENDING:
+            raise
+        except BaseException as error:  # noqa: BLE001  (the boundary)
             self.protocol.open(
                 id_, call
             )  # if it was not yet: it gets its one answer like any other
@@ -444,7 +449,13 @@ class Connection:
                 if self._lost is not None:
                     raise
                 self._answer_error(call, RequestCancelled())
-            except Exception as error:  # noqa: BLE001  (the boundary)
+            except GeneratorExit:
+                raise
+            except ENDING as error:  # the programme ends, but the peer knows why
+                self._answer_error(call, error)
+                self.flush()
+                raise
+            except BaseException as error:  # noqa: BLE001  (the boundary)
                 self._answer_error(call, error)
         finally:
             task = call.task
@@ -481,7 +492,7 @@ class Connection:
             call.task.cancel()
         return True
 
-    def _answer_error(self, call: InboundCall, error: Exception) -> None:
+    def _answer_error(self, call: InboundCall, error: BaseException) -> None:
         """Answer with an error; only a `RequestError` says anything about itself to the peer."""
         if isinstance(error, RequestError):
             code, message, data = error.code, error.message, error.data
@@ -544,7 +555,9 @@ class Connection:
                             raise
                         # Something the handler waited for was cancelled: its affair alone.
                         log.info("the handler of %s was cancelled", notice.context.method)
-                    except Exception:
+                    except ENDING:
+                        raise
+                    except BaseException:
                         log.exception("the handler of %s failed", notice.context.method)
                     self.release(notice.size)
         finally:
@@ -758,11 +771,17 @@ class Connection:
         task.add_done_callback(tasks.discard)
         return task
 
+    def call_soon_from_anywhere(self, act: Callable[[], object]) -> None:
+        """Have `act` called on the connection's loop. Raises `RuntimeError` if that is closed."""
+        self._loop.call_soon_threadsafe(act)
+
     def run_soon(self, act: Callable[[], Awaitable[None] | None]) -> None:
         """Call `act` now; an awaitable it returns runs in a task. What it raises is logged."""
         try:
             result = act()
-        except Exception:
+        except ENDING:
+            raise
+        except BaseException:
             log.exception("what was to run after a response failed")
             return
         if result is not None:
@@ -772,7 +791,9 @@ class Connection:
 async def _logged(work: Awaitable[None]) -> None:
     try:
         await work
-    except Exception:
+    except (*ENDING, asyncio.CancelledError):
+        raise
+    except BaseException:
         log.exception("what was to run after a response failed")
 
 

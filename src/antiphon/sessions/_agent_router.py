@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from antiphon._errors import (
+    ENDING,
     ConnectionClosed,
     InvalidParams,
     InvalidRequest,
@@ -396,14 +397,16 @@ class AgentRouter:
     async def _outcome(self, turn: Turn) -> v1.PromptResponse:
         """What the prompt is answered with: `cancelled` beats everything else (R1-95, R1-96)."""
         result: Any = None
-        failure: Exception | None = None
+        failure: BaseException | None = None
         if not turn.cancelled:
             try:
                 result = await self._agent.prompt(turn)
             except asyncio.CancelledError:
                 if not turn.cancelled:
                     raise
-            except Exception as error:  # noqa: BLE001  (answered at the connection's boundary)
+            except ENDING:
+                raise
+            except BaseException as error:  # noqa: BLE001  (answered at the connection's boundary)
                 failure = error
         await turn.finish()
         if turn.cancelled:
@@ -417,6 +420,9 @@ class AgentRouter:
                 log.warning("%r ended without any update", turn)
             return v1.PromptResponse(stop_reason="end_turn")
         if isinstance(result, str):
+            if result not in _STOP_REASONS:
+                msg = f"prompt returned {result[:80]!r}, no stop reason; `turn.say` is what sends text"
+                raise ValueError(msg)
             return v1.PromptResponse(stop_reason=result)
         if isinstance(result, v1.PromptResponse):
             return result
@@ -433,6 +439,10 @@ class AgentRouter:
         handler = self._agent.find_handler("cancel")
         if handler is not None:
             self._peer.connection.run_soon(lambda: handler(params, context))
+
+
+#: One that the protocol does not know has to be returned as a `PromptResponse`.
+_STOP_REASONS = frozenset(("end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"))
 
 
 def _decoder(params_type: Any) -> Callable[[Any], Any]:

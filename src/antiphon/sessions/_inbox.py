@@ -13,16 +13,18 @@ observers'. The reader never waits and decodes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from inspect import isawaitable
 from typing import TYPE_CHECKING
 
+from antiphon._errors import ENDING
 from antiphon.sessions._update import Label, Update
 
 if TYPE_CHECKING:
-    import asyncio
-
     import msgspec
 
     from antiphon.runtime import Connection
@@ -117,12 +119,37 @@ class UpdateQueue:
         return len(self.items) + len(self._batch)
 
 
+class Sink(UpdateQueue):
+    """Stands where a queue was whose consumer has left: counts what comes and keeps nothing."""
+
+    __slots__ = ("dropped",)
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self.dropped = 0
+
+    def put(self, update: Update, size: int) -> None:
+        self.dropped += 1
+
+
 class Subscription(AsyncIterator[Update]):
-    """An independent view of a session's updates; see `Session.updates`."""
+    """An independent view of a session's updates; see `Session.updates`.
+
+    One that nobody refers to any more, as after a `break`, is closed.
+    """
 
     def __init__(self, inbox: Inbox, queue: UpdateQueue) -> None:
         self._inbox = inbox
         self._queue = queue
+        self._closed = False
+
+    def __del__(self) -> None:
+        if self._closed:
+            return
+        inbox, queue = self._inbox, self._queue
+        # Not here: this may be another thread, or the middle of a delivery.
+        with suppress(RuntimeError):  # the loop is closed
+            inbox.connection.call_soon_from_anywhere(lambda: inbox.forget(queue))
 
     def __aiter__(self) -> Subscription:
         return self
@@ -140,8 +167,8 @@ class Subscription(AsyncIterator[Update]):
 
     def close(self) -> None:
         """Stop listening; what was not taken is let go. Idempotent."""
-        self._inbox.retire(self._queue)
-        self._queue.discard()
+        self._closed = True
+        self._inbox.forget(self._queue)
 
     async def aclose(self) -> None:
         """The same, so that `contextlib.aclosing` can be used."""
@@ -228,6 +255,11 @@ class Inbox:
             self._subscribers.remove(queue)
         queue.wake()
 
+    def forget(self, queue: UpdateQueue) -> None:
+        """Retire a consumer's queue and let go of what is in it. Idempotent."""
+        self.retire(queue)
+        queue.discard()
+
     def load_ended(self) -> None:
         """The history is complete, in the reader: what comes now is no replay."""
         if self.label == "replay":
@@ -259,6 +291,7 @@ class Inbox:
     async def _show(self, queue: UpdateQueue) -> None:
         """Hand updates to the observers, one at a time."""
         _observing.set((*_observing.get(), self))
+        task = asyncio.current_task()
         try:
             while True:
                 update = queue.take()
@@ -270,9 +303,16 @@ class Inbox:
                 for observer in tuple(self._observers):
                     try:
                         result = observer(update)
-                        if result is not None:
+                        if isawaitable(result):
                             await result
-                    except Exception:
+                    except asyncio.CancelledError:
+                        if task is None or task.cancelling():
+                            raise
+                        # Something the observer waited for was cancelled: its affair alone.
+                        log.info("an observer of session %s was cancelled", self.session_id)
+                    except ENDING:
+                        raise
+                    except BaseException:
                         log.exception("an observer of session %s failed", self.session_id)
                 self._seen += 1
                 self._settle()

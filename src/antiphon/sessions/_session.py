@@ -19,7 +19,7 @@ from antiphon._errors import (
 from antiphon.runtime import OutboundCall
 from antiphon.schema import UNSET, UnsetType, decode_result, encode_checked
 from antiphon.sessions._content import as_blocks, check_prompt_content
-from antiphon.sessions._inbox import Inbox, Observer, Subscription, UpdateQueue
+from antiphon.sessions._inbox import Inbox, Observer, Sink, Subscription, UpdateQueue
 from antiphon.sessions._update import Update
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         self._raw: Any = None
         self._mark = -1  # updates received when the answer came; -1 until then
         self._raised = False
+        self._over: asyncio.Future[None] | None = None  # where leaving waits for the answer
         #: Whether `session/cancel` was sent: permission requests are answered cancelled from then on.
         self.cancelling = False
 
@@ -100,7 +101,9 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         inbox = self.session.inbox
         self._raw, self._error = result, error
         self._mark = inbox.received
-        inbox.turn = None
+        left, inbox.turn = inbox.turn, None
+        if isinstance(left, Sink):
+            self._report(left.dropped)
         inbox.label = "session"
         self.session.turn = None
         if isinstance(error, RequestTimeout):
@@ -108,6 +111,8 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
             self.session.peer.notify_cancel(self.session.session_id)
         if self._queue is not None:
             self._queue.wake()
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
 
     # -------------------------------------------------------------- the user's side
 
@@ -197,6 +202,8 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         except asyncio.CancelledError:
             await self._leave()
             raise
+        finally:
+            self._let_go()
         assert self.response is not None
         return PromptOutcome(updates, self.response)
 
@@ -221,28 +228,32 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
 
     async def _leave(self) -> None:
         """Cancel the turn, let go of what comes, wait for the answer within the back-stop."""
-        queue = self._queue
-        if queue is None or self.ended:
-            self._let_go()
+        self._let_go()
+        if self._queue is None or self.ended:
             return
-        limit = self.session.inbox.connection.limits.cancel_backstop
+        connection = self.session.inbox.connection
+        limit = connection.limits.cancel_backstop
+        self._over = connection.create_future()
         try:
             await self.session.cancel()
             async with asyncio.timeout(limit or 0.001):
-                while not self.ended:
-                    queue.discard()
-                    await queue.wait()
+                await self._over
         except TimeoutError:
             log.warning("session %s: no answer to the cancelled prompt", self.session.session_id)
-            self.session.inbox.connection.abandon(self)
+            connection.abandon(self)
             self.answered(None, RequestTimeout(self.method, limit))
         except ConnectionClosed:
             pass
-        finally:
-            self._let_go()
 
     def _let_go(self) -> None:
-        dropped = 0 if self._queue is None else self._queue.discard()
+        """Keep nothing for a consumer that has left, whenever the answer comes."""
+        queue, inbox = self._queue, self.session.inbox
+        if queue is not None:
+            if inbox.turn is queue:
+                inbox.turn = Sink(inbox.connection)
+            self._report(queue.discard())
+
+    def _report(self, dropped: int) -> None:
         if dropped:
             log.info("session %s: %d updates were not taken", self.session.session_id, dropped)
 
