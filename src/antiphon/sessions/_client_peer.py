@@ -28,6 +28,7 @@ from antiphon.sessions._methods import (
     tag_of,
     tree_of,
 )
+from antiphon.sessions._turn import check_offer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -165,6 +166,8 @@ class ClientPeer(ClientCalls):
         refuse_unstable(row, unstable=self.unstable)
         if not allowed_by(self.tree, row.gate):
             raise CapabilityError(row.name, f"clientCapabilities.{row.gate}")
+        if isinstance(params, v1.SessionNotification):
+            check_offer(self.tree, params.update)
         self.connection.notify(row.name, encode_checked(params))
         await self.connection.drain()
 

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import msgspec
+
 from antiphon._errors import ConnectionClosed, InvalidParams, LimitExceeded
 from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
 from antiphon.schema import UNSET, decode, v1_unstable
@@ -69,6 +71,11 @@ class ClientContext(Context):
     ) -> None:
         super().__init__(connection, method, session_id, raw, call)
         self.peer = peer
+
+    @property
+    def agent_capabilities(self) -> v1_unstable.AgentCapabilities:
+        """What the agent advertised."""
+        return self.peer.capabilities
 
     @property
     def session(self) -> Session | None:
@@ -301,9 +308,17 @@ def as_observer(handler: Callable[[Any, Any], Awaitable[None]], peer: AgentPeer)
             update=update.value,
             meta=UNSET if not isinstance(meta, Mapping) else dict(cast("Mapping[str, Any]", meta)),
         )
+        raw = _decode_params(update.frame).params
         context = ClientContext(
-            peer.connection, "session/update", update.session_id, update.encoded, None, peer
+            peer.connection, "session/update", update.session_id, raw, None, peer
         )
         await handler(params, context)
 
     return observe
+
+
+class _Params(msgspec.Struct):
+    params: msgspec.Raw
+
+
+_decode_params = msgspec.json.Decoder(_Params).decode
