@@ -41,6 +41,7 @@ def test_the_first_screen_shows_exactly_two_commands() -> None:
     ]
 
 
+@pytest.mark.covers("R1-17")
 def test_the_client_of_the_readme_prompts_its_agent(tmp_path: Path) -> None:
     for name in ("echo.py", "hello.py"):
         (tmp_path / name).write_text(example(name), encoding="utf-8")

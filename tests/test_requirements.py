@@ -7,6 +7,7 @@ those it proves in `@pytest.mark.covers(...)`.
 from __future__ import annotations
 
 import ast
+import functools
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ def listed() -> list[str]:
 
 
 def reasons() -> dict[str, str]:
-    """Id to reason; a table of the file is one subject, its key `ids` what it is about."""
+    """Id to reason; a table of the file is one subject."""
     tables = tomllib.loads((FOLDER / "reasons.toml").read_text(encoding="utf-8"))
     found: dict[str, str] = {}
     for table in tables.values():
@@ -45,6 +46,7 @@ def markers(source: str, where: str) -> Iterator[tuple[str, str]]:
                 yield str(argument.value), place
 
 
+@functools.cache
 def covered() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in sorted(TESTS.rglob("*.py")):

@@ -614,3 +614,51 @@ def test_unknown_value_over_several_lines_is_written_on_one(end: bytes) -> None:
 def test_unknown_value_without_text_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="JSON text"):
         Unknown(b"")
+
+
+# --- what a newer peer may send
+
+
+@pytest.mark.covers("R1-124")
+def test_config_option_of_unknown_type_is_left_out_and_reported() -> None:
+    slider = {"id": "a", "name": "A", "type": "slider", "currentValue": 3}
+    switch = {"id": "b", "name": "B", "type": "boolean", "currentValue": True}
+    raw = json.dumps({"sessionId": "s", "configOptions": [slider, switch]}).encode()
+
+    response, repairs = decode_reporting(v1_unstable.NewSessionResponse, raw)
+
+    assert isinstance(response.config_options, list)
+    assert [option.id for option in response.config_options] == ["b"]
+    assert len(repairs) == 1
+
+
+@pytest.mark.covers("R1-125")
+def test_config_option_of_unknown_category_is_kept_with_it() -> None:
+    raw = b'{"id":"b","name":"B","type":"boolean","currentValue":true,"category":"mood"}'
+
+    option = decode(v1_unstable.SessionConfigBoolean, raw)
+
+    assert option.category == "mood"
+
+
+@pytest.mark.covers("R1-142")
+@pytest.mark.parametrize(
+    ("kind", "raw"),
+    [
+        (v1.CreateElicitationRequest, b'{"sessionId":"s","mode":"hologram","message":"m"}'),
+        (v1.CreateElicitationResponse, b'{"action":"later","content":{"a":1}}'),
+    ],
+    ids=["mode", "action"],
+)
+def test_unknown_kind_of_elicitation_is_kept_and_taken_for_no_known_one(
+    kind: Any, raw: bytes
+) -> None:
+    value: Any = decode(kind, raw)
+
+    assert isinstance(value, Unknown)
+    assert encode(value) == raw
+
+
+@pytest.mark.covers("R1-152")
+def test_unknown_state_of_an_account_stays_the_string_it_is() -> None:
+    assert decode(v1_unstable.AuthStatusResponse, b'{"state":"expired"}').state == "expired"
