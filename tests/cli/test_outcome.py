@@ -15,21 +15,11 @@ from antiphon._errors import (
 from antiphon.cli._outcome import Failure, Outcome, explain
 
 
-def timed_out_start() -> StartError:
-    try:
-        try:
-            raise TimeoutError
-        except TimeoutError:
-            raise StartError("no answer to initialize within 1 s") from None
-    except StartError as error:
-        return error
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "code"),
     [
         (StartError("no command 'x'"), "start", 3),
-        (timed_out_start(), "timeout", 5),
+        (StartError("no answer to initialize within 1 s", timed_out=True), "timeout", 5),
         (ConnectionClosed("the agent's process ended", exit_status=1), "died", 3),
         (VersionMismatch(1, 99), "version", 4),
         (AuthRequired(), "auth", 4),
