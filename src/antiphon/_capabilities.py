@@ -98,6 +98,8 @@ def client_tree(
     """A client's capabilities as the wire's tree."""
     tree = _implied(rows, implements, unstable=unstable)
     _declare(tree, declared, _CLIENT)
+    if not implements("create_elicitation"):  # modes of nothing
+        tree.pop("elicitation", None)
     if unstable:
         _declare(tree, declared, _CLIENT_UNSTABLE)
     return tree
