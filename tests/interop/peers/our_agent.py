@@ -52,17 +52,21 @@ class Saved:
     """The sessions on disk, by id."""
 
     def __init__(self) -> None:
-        self.all: dict[str, Json] = json.loads(STATE.read_text("utf-8")) if STATE.exists() else {}
+        #: None for one that was deleted, so that its id is not given again.
+        self.all: dict[str, Json | None] = (
+            json.loads(STATE.read_text("utf-8")) if STATE.exists() else {}
+        )
 
     def write(self) -> None:
         STATE.write_text(json.dumps(self.all), "utf-8")
 
     def of(self, session_id: str, cwd: str) -> Json:
-        if session_id not in self.all:
+        saved = self.all.get(session_id)
+        if saved is None:
             raise ResourceNotFound({"sessionId": session_id})
-        if self.all[session_id]["cwd"] != cwd:
+        if saved["cwd"] != cwd:
             raise InvalidParams({"cwd": cwd})
-        return self.all[session_id]
+        return saved
 
 
 class ScriptedAgent(Agent):
@@ -142,7 +146,7 @@ class ScriptedAgent(Agent):
         found = [
             v1.SessionInfo(session_id=name, cwd=saved["cwd"], title=saved["title"])
             for name, saved in self.saved.all.items()
-            if params.cwd in {UNSET, None, saved["cwd"]}
+            if saved is not None and params.cwd in {UNSET, None, saved["cwd"]}
         ]
         cursor = params.cursor or "0"
         if not cursor.isdigit():
@@ -163,16 +167,15 @@ class ScriptedAgent(Agent):
     async def delete_session(
         self, params: v1.DeleteSessionRequest, ctx: Context
     ) -> v1.DeleteSessionResponse:
-        self.saved.all.pop(params.session_id, None)
+        self.saved.all[params.session_id] = None
         self.saved.write()
         return v1.DeleteSessionResponse()
 
     # ------------------------------------------------------------ turns
 
     async def prompt(self, turn: Turn) -> str | v1.PromptResponse | None:
-        saved = self.saved.all[turn.session_id]
         for block in turn.blocks:
-            saved["history"].append({"sessionUpdate": "user_message_chunk", "content": wire(block)})
+            self.keep(turn, {"sessionUpdate": "user_message_chunk", "content": wire(block)})
         first = turn.blocks[0]
         assert isinstance(first, v1.TextContent)
         name, _, rest = first.text.partition(" ")
@@ -184,6 +187,10 @@ class ScriptedAgent(Agent):
             return answer
         finally:
             self.saved.write()
+
+    def keep(self, turn: Turn, *updates: Json) -> None:
+        """For whoever loads the session."""
+        self.saved.of(turn.session_id, turn.cwd)["history"].extend(updates)
 
     async def scene_stream(self, turn: Turn, rest: str) -> v1.PromptResponse:
         stream = json.loads(json.dumps(SCRIPT["stream"]).replace("{cwd}", turn.cwd))
@@ -216,9 +223,8 @@ class ScriptedAgent(Agent):
         await turn.session.set_mode("code")
         await turn.usage(used=1200, size=200_000, cost=(0.25, "USD"))
         await turn.session.info(title="A scripted turn", updated_at="2030-01-02T03:04:05Z")
-        saved = self.saved.all[turn.session_id]
-        saved["history"] += stream
-        saved["title"] = "A scripted turn"
+        self.keep(turn, *stream)
+        self.saved.of(turn.session_id, turn.cwd)["title"] = "A scripted turn"
         return v1_unstable.PromptResponse(
             stop_reason="end_turn",
             usage=v1_unstable.Usage(
@@ -229,9 +235,7 @@ class ScriptedAgent(Agent):
     async def scene_echo(self, turn: Turn, rest: str) -> None:
         for block in turn.blocks:
             await turn.say(block)
-            self.saved.all[turn.session_id]["history"].append(
-                {"sessionUpdate": "agent_message_chunk", "content": wire(block)}
-            )
+            self.keep(turn, {"sessionUpdate": "agent_message_chunk", "content": wire(block)})
 
     async def scene_state(self, turn: Turn, rest: str) -> None:
         session, client = turn.session, turn.peer.info
@@ -258,6 +262,8 @@ class ScriptedAgent(Agent):
     async def scene_burst(self, turn: Turn, rest: str) -> None:
         for n in range(int(rest)):
             await turn.say(f"{n} ")
+            content = {"type": "text", "text": f"{n} "}
+            self.keep(turn, {"sessionUpdate": "agent_message_chunk", "content": content})
 
     async def scene_big(self, turn: Turn, rest: str) -> None:
         await turn.say("ä" * int(rest))
@@ -396,6 +402,14 @@ class ScriptedAgent(Agent):
         await turn.say("started")
         await turn.wait_cancelled()
         await turn.say("stopping")
+
+    async def scene_busy(self, turn: Turn, rest: str) -> None:
+        """Cancelled while it waits for a command; leaving the block releases the terminal."""
+        async with turn.run("sleep", ["300"]) as terminal:
+            await turn.say("started")
+            waiting = turn.start_soon(terminal.wait())
+            await turn.wait_cancelled()
+            waiting.cancel()
 
     async def scene_extension(self, turn: Turn, rest: str) -> None:
         answer = await turn.peer.request_extension("_interop/echo", {"a": [1, None, {"ü": True}]})

@@ -23,7 +23,9 @@ ROUTES_LOGOUT = hasattr(acp.Agent, "logout")
 
 
 def wire(model):
-    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return (
+        None if model is None else model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    )
 
 
 def update_of(value):
@@ -182,7 +184,7 @@ class ScriptedAgent:
         found = [
             {"sessionId": name, "cwd": s["cwd"], "title": s["title"]}
             for name, s in self.saved().items()
-            if cwd in {None, s["cwd"]}
+            if s is not None and cwd in {None, s["cwd"]}
         ]
         if cursor is not None and not cursor.isdigit():
             raise acp.RequestError.invalid_params({"cursor": cursor})
@@ -200,9 +202,8 @@ class ScriptedAgent:
 
     async def delete_session(self, session_id, **meta):
         self.sessions.pop(session_id, None)
-        saved = self.saved()
-        saved.pop(session_id, None)
-        STATE.write_text(json.dumps(saved), "utf-8")
+        # Kept as nothing, so that its id is not given again.
+        STATE.write_text(json.dumps({**self.saved(), session_id: None}), "utf-8")
         return schema.DeleteSessionResponse()
 
     async def set_session_mode(self, session_id, mode_id, **meta):

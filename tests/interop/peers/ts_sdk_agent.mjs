@@ -322,7 +322,7 @@ acp
   .onRequest(A.session.resume, ({ params }) => setup(reopen(params)))
   .onRequest(A.session.list, ({ params }) => {
     const found = Object.entries(saved())
-      .filter(([, kept]) => params.cwd == null || kept.cwd === params.cwd)
+      .filter(([, kept]) => kept && (params.cwd == null || kept.cwd === params.cwd))
       .map(([sessionId, { cwd, title }]) => ({ sessionId, cwd, title }));
     const start = Number(params.cursor ?? 0);
     if (!Number.isInteger(start)) throw RequestError.invalidParams({ cursor: params.cursor });
@@ -339,8 +339,8 @@ acp
   })
   .onRequest(A.session.delete, ({ params }) => {
     sessions.delete(params.sessionId);
-    const { [params.sessionId]: _, ...rest } = saved();
-    store(rest);
+    // Kept as nothing, so that its id is not given again.
+    store({ ...saved(), [params.sessionId]: null });
   })
   .onRequest(A.session.setMode, ({ params }) => {
     const session = find(params.sessionId);
