@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -87,7 +87,7 @@ class AgentSession:
             TurnOver: it tells what a turn does (message, thought, tool, plan) and none is open.
             CapabilityError: the client did not ask for its kind (R1-36..R1-39).
         """
-        if self.turn is None and tag_of(update) in _TURN_UPDATES:
+        if self.turn is None and _kind(update) in _TURN_UPDATES:
             raise TurnOver(self.session_id)
         self.send_now(update)
         await self.peer.connection.drain()
@@ -144,7 +144,7 @@ class AgentSession:
         if type(update) is v1.ToolCallUpdate:
             # The body of a permission request has no tag: as an update it is its tagged subclass.
             update = v1.ToolCallProgress(**msgspec.structs.asdict(update))
-        elif not tag_of(update) and not isinstance(update, UnknownUpdate):
+        elif not _kind(update) and not isinstance(update, UnknownUpdate):
             msg = f"{type(update).__name__} is no session update"
             raise TypeError(msg)
         elif isinstance(update, v1.ConfigOptionUpdate):
@@ -164,3 +164,11 @@ class AgentSession:
             return
         turn.cancel()
         self.peer.arm_backstop(self, turn)
+
+
+def _kind(update: Any) -> str:
+    """The wire tag of a session update, "" for a value of any other type."""
+    if type(update) is v1.ToolCallUpdate:
+        return "tool_call_update"
+    config = getattr(update, "__struct_config__", None)
+    return tag_of(update) if config is not None and config.tag_field == "sessionUpdate" else ""
