@@ -338,6 +338,47 @@ def test_any_name_survives_the_way_into_a_uri(name: bytes) -> None:
     assert unquote_to_bytes(parts.path) == os.fsencode(str(PurePosixPath(path)))
 
 
+@given(name=some.binary(min_size=1, max_size=20).filter(lambda b: not {0, 47} & set(b)))
+def test_a_path_and_its_uri_name_the_same(name: bytes) -> None:
+    path = str(PurePosixPath(os.fsdecode(b"/a/" + name)))
+
+    assert content.path_of(content.file_uri(PurePosixPath(path))) == path
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("file:///a%20b/%C3%A4", "/a b/ä"),
+        ("file:/a", "/a"),
+        ("FILE://LocalHost/a#L10:20", "/a"),
+        ("file:///a?x#y", "/a"),
+        ("file:///", "/"),
+    ],
+)
+def test_a_uri_names_a_path(uri: str, path: str) -> None:
+    assert content.path_of(uri) == path
+
+
+@pytest.mark.parametrize(
+    "uri", ["", "/a", "https://example.org/a", "file:a", "file://host/a", "file:///a%00b", "file:"]
+)
+def test_what_is_no_file_here_has_no_path(uri: str) -> None:
+    with pytest.raises(ValueError, match=r"URI of a file|another machine"):
+        content.path_of(uri)
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "expected"),
+    [
+        ("", "/C:/a b.py", "C:\\a b.py"),
+        ("", "/c:/", "c:\\"),
+        ("host", "/share/a", "\\\\host\\share\\a"),
+    ],
+)
+def test_a_uri_names_a_path_of_windows(host: str, path: str, expected: str) -> None:
+    assert content._windows_path(host, path) == expected
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="names that are no UTF-8")
 def test_a_name_that_is_no_utf_8_can_be_sent(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt"))

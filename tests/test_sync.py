@@ -106,7 +106,8 @@ class Script(Agent):
                 interrupt()
                 await asyncio.get_running_loop().create_future()
             case "fail":
-                await turn.say("before")
+                for piece in ("before", *rest.split()):
+                    await turn.say(piece)
                 raise InvalidParams(rest)
             case "read":
                 await turn.say(await turn.read_text_file(rest))
@@ -217,6 +218,18 @@ def test_a_turn_gives_its_updates_in_order_and_then_its_end() -> None:
     assert turn.session is session
 
 
+def test_a_long_turn_keeps_its_order_and_its_error_comes_last() -> None:
+    words = [str(number) for number in range(3000)]
+    with connected() as (_, session):
+        with session.prompt(f"say {' '.join(words)}") as turn:
+            assert [update.text for update in turn] == words
+        texts: list[str] = []
+        with pytest.raises(InvalidParams), session.prompt(f"fail {' '.join(words)}") as turn:
+            while True:
+                texts.append(next(turn).text)
+    assert texts == ["before", *words]
+
+
 def test_run_gives_the_whole_turn() -> None:
     with connected() as (_, session):
         outcome = session.prompt(["say a", content.link("file:///x", "x")]).run()
@@ -286,7 +299,7 @@ def test_errors_are_those_of_the_library() -> None:
         with pytest.raises(InvalidParams, match="no"):
             session.prompt("fail no").run()
         with session.prompt("fail no") as turn:
-            assert next(turn).text == "before"
+            assert [next(turn).text, next(turn).text] == ["before", "no"]
             with pytest.raises(InvalidParams):
                 next(turn)
         with session.prompt("wait"), pytest.raises(TurnInProgress):
@@ -914,23 +927,17 @@ def test_requests_are_typed_as_with_async() -> None:
     assert overloads("sync", "AgentPeer") == overloads("_handlers", "AgentCalls")
 
 
-# What is public in the original without being for users of it.
-INTERNAL = {
-    antiphon.AgentPeer: {"aclose", "forget", "initialize", "notify_cancel", "wait_closed"},
-    antiphon.Session: {"load_begins", "load_ends"},
-    antiphon.PromptTurn: {"answered", "send"},
-}
+def test_what_is_offered_is_called_as_with_async() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
 
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (antiphon.sync.AgentPeer, antiphon.AgentPeer),
-        (antiphon.sync.Session, antiphon.Session),
-        (antiphon.sync.PromptTurn, antiphon.PromptTurn),
-    ],
-)
-def test_every_class_has_what_its_original_has(ours: type, theirs: type) -> None:
-    names = {name for name in vars(theirs) if not name.startswith("_")}
-
-    assert names - set(vars(ours)) - INTERNAL[theirs] == set()
+    with connected() as (agent, session):
+        turn = session.prompt("say a")
+        turn.run()
+        known = {
+            antiphon.sync.AgentPeer: (agent._peer, {"close", "closed"}),
+            antiphon.sync.Session: (session._session, set[str]()),
+            antiphon.sync.PromptTurn: (turn._turn, {"run"}),
+        }
+        for kind, (original, more) in known.items():
+            assert {name for name in public(kind) if not hasattr(original, name)} == more

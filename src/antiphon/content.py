@@ -18,7 +18,7 @@ import stat
 from mimetypes import MimeTypes
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from antiphon._errors import LimitExceeded
 from antiphon.schema import UNSET
@@ -37,6 +37,7 @@ __all__ = [
     "from_path",
     "image",
     "link",
+    "path_of",
     "resource",
     "text",
     "text_of",
@@ -292,6 +293,37 @@ def file_uri(path: str | os.PathLike[str]) -> str:
     if isinstance(pure, PureWindowsPath):
         return _windows_uri(pure.as_posix())
     return "file://" + quote(os.fsencode(str(pure)))
+
+
+def path_of(uri: str) -> str:
+    """The absolute path that a `file:` URI names on this system; the reverse of `file_uri`.
+
+    A query or a fragment ("#L10", as some clients point at lines) is left out. Nothing is looked up:
+    whether the path may be used is for the caller, or a client's `Files`, to decide.
+
+    Raises:
+        ValueError: it is no URI of a file, or of one on another machine.
+    """
+    parts = urlsplit(uri)
+    path = os.fsdecode(unquote_to_bytes(parts.path))
+    if parts.scheme != "file" or not path.startswith("/") or "\0" in path:
+        msg = f"{uri!r} is no URI of a file"
+        raise ValueError(msg)
+    host = "" if parts.netloc.lower() == "localhost" else parts.netloc
+    if os.name == "nt":
+        return _windows_path(host, path)
+    if host:
+        msg = f"{uri!r} is on another machine"
+        raise ValueError(msg)
+    return path
+
+
+def _windows_path(host: str, path: str) -> str:
+    if host:
+        path = f"//{host}{path}"
+    elif path[2:3] == ":":  # "/C:/a.py"
+        path = path[1:]
+    return path.replace("/", "\\")
 
 
 def _windows_uri(path: str) -> str:
