@@ -256,9 +256,11 @@ class Inbox:
         queue.wake()
 
     def forget(self, queue: UpdateQueue) -> None:
-        """Retire a consumer's queue and let go of what is in it. Idempotent."""
+        """Retire a consumer's queue and let go of what is in it, with a log line. Idempotent."""
         self.retire(queue)
-        queue.discard()
+        dropped = queue.discard()
+        if dropped:
+            log.info("session %s: %d updates were not taken", self.session_id, dropped)
 
     def load_ended(self) -> None:
         """The history is complete, in the reader: what comes now is no replay."""
