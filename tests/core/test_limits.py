@@ -44,7 +44,7 @@ def test_a_limit_is_changed_by_name_and_never_afterwards() -> None:
     with pytest.raises(AttributeError):
         limits.frame_bytes = 2  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(TypeError):
-        Limits(1)  # type: ignore[misc]  # pyright: ignore[reportCallIssue]
+        Limits(1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize("name", FIELDS)

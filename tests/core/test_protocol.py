@@ -957,6 +957,7 @@ def test_an_answer_over_the_limit_fails_its_call(side: Side, frame: bytes) -> No
         b'{"result":["%s",{"a":0,"id":1}]}' % FILL,
         b'{"result":["%s"],"t":",\\"id\\":1}","u":[]}' % FILL,
         b'{"params":["%s"],"id":1,"method":"x","_meta":{}}' % FILL,  # somebody's request
+        b'{"id":1,"params":["%s"],"method":"x","_meta":{}}' % FILL,
         b'{"method":"session/update","params":{"t":"%s"}}' % FILL,
         b'{"_meta":["%s"],"id":1,"result":["%s"]}' % (FILL, FILL),
         b'["%s"]' % FILL,

@@ -887,6 +887,20 @@ async def test_a_notification_handler_that_fails_or_is_cancelled_loses_only_its_
         assert "the handler of x/y failed" in caplog.text
 
 
+async def test_notifications_that_wait_at_the_end_are_not_begun() -> None:
+    gate = Gate()
+    async with linked() as link:
+        link.side.hear("x/y", gate)
+        link.peer.send(b'{"method":"x/y"}', b'{"method":"x/y"}')
+        await gate.entered()
+        began = asyncio.get_running_loop().time()
+
+        await bounded(link.connection.aclose())
+
+        assert asyncio.get_running_loop().time() - began < link.connection.limits.close_grace
+        assert gate.ended == ["cancelled"]
+
+
 async def test_a_notification_handler_may_call_the_peer() -> None:
     results: list[Any] = []
     ready = asyncio.Event()
@@ -1399,21 +1413,19 @@ async def test_a_caller_cancelled_just_after_its_answer_came_tells_nobody(frame:
         assert len(link.peer.frames) == 1
 
 
-async def test_a_timeout_cancelled_by_its_answer_does_nothing_later() -> None:
+async def test_the_answer_stops_the_clock() -> None:
     async with linked("client") as link:
-        loop = asyncio.get_running_loop()
-        call = FutureCall("x/y", loop.create_future())
-        link.connection.open_call(call, None, 0.01)
+        call = FutureCall("x/y", asyncio.get_running_loop().create_future())
+        link.connection.open_call(call, None, BOUND)
+        timer = call.timer
+        assert timer is not None
         await link.peer.have(1)
 
         link.peer.answer(1, "answered")
         await bounded(call.future)
 
+        assert timer.cancelled()
         assert call.timer is None
-        passed = loop.create_future()
-        loop.call_later(0.02, passed.set_result, None)
-        await passed
-        assert len(link.peer.frames) == 1
 
 
 async def test_abandoning_an_answered_call_is_harmless() -> None:
@@ -1911,6 +1923,23 @@ async def test_while_a_call_may_be_awaited_reading_goes_on_into_the_overdraft() 
         assert len(link.side.updates) == 15
         assert link.transport.reading == ["pause"]  # nobody waits for an answer any more
         link.connection.release(1500)
+
+
+async def test_a_call_whose_caller_gave_up_keeps_no_reading_alive() -> None:
+    async with linked("client", queue_bytes=1000) as link:
+        link.side.queue_updates = True
+        call = FutureCall("x/y", asyncio.get_running_loop().create_future())
+        link.connection.open_call(call, None, BOUND)
+        timer = call.timer
+        assert timer is not None
+
+        link.connection.abandon(call)
+        link.peer.send(*[update(100)] * 12)
+        await turns(2)
+
+        assert timer.cancelled()
+        assert link.transport.reading == ["pause"]
+        link.connection.release(1200)
 
 
 async def test_a_call_made_while_reading_is_stopped_starts_it_again() -> None:
