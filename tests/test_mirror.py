@@ -16,6 +16,8 @@ NO_MODULE_OF_ITS_OWN: dict[str, str] = {
     "schema/test_oracle.py": "the generated types, against the official schema",
     "scripts/test_generate_schema.py": "the generator in scripts/",
     "test_conftest_checks.py": "the checks that every test goes through",
+    "test_docs.py": "the code, tables and links of the documentation",
+    "test_examples.py": "the programs and notebooks of examples/",
     "test_layers.py": "the arrows between all modules",
     "test_mirror.py": "this",
     "test_readme.py": "the README's agent and client",

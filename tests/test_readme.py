@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 
 
 def example(name: str) -> str:
@@ -30,6 +31,11 @@ def lines_of_code(source: str) -> int:
 @pytest.mark.parametrize("name", ["echo.py", "hello.py"])
 def test_an_example_has_ten_lines_at_most(name: str) -> None:
     assert lines_of_code(example(name)) <= 10
+
+
+@pytest.mark.parametrize("name", ["echo.py", "hello.py"])
+def test_an_example_is_also_a_file(name: str) -> None:
+    assert (ROOT / "examples" / name).read_text(encoding="utf-8") == example(name)
 
 
 def test_the_first_screen_shows_exactly_two_commands() -> None:
