@@ -1193,7 +1193,7 @@ ACTIONS = st.lists(
 
 
 @pytest.mark.covers("R1-6", "R1-98")
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(ACTIONS, st.booleans())
 async def test_under_every_race_a_request_gets_exactly_one_response(
     actions: Sequence[tuple[str, int]], close: bool

@@ -391,9 +391,8 @@ class Connection:
         except ENDING:
             raise
         except BaseException as error:  # noqa: BLE001  (the boundary)
-            self.protocol.open(
-                id_, call
-            )  # if it was not yet: it gets its one answer like any other
+            # If it was not open yet, it is now: it gets its one answer like any other.
+            self.protocol.open(id_, call)
             self._answer_error(call, error)
 
     def _accept_request(self, event: RequestEvent, call: InboundCall) -> None:
