@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from antiphon._client import Client
-from antiphon._errors import MissingExtra
+from antiphon._errors import MissingExtra, StartError
 from antiphon._recording import Guarded, Recorder
 from antiphon._version import __version__
 from antiphon.core import Limits
@@ -55,24 +55,32 @@ class Connecting:
     async def _open(self) -> AgentPeer:
         options = self._options
         recorder, record = _recorder(options.record)
-        peer = AgentPeer(
-            self._make(),
-            options.client,
-            unstable=options.unstable,
-            limits=options.limits,
-            record=record,
-            on_close=None if recorder is None else recorder.close,
-        )
+        on_close = None if recorder is None else recorder.close
+        try:
+            peer = AgentPeer(
+                self._make(),
+                options.client,
+                unstable=options.unstable,
+                limits=options.limits,
+                record=record,
+                on_close=on_close,
+            )
+        except BaseException:
+            if on_close is not None:
+                on_close()
+            raise
         info = options.client.info
         if info is None:
             info = ("antiphon", __version__)
-        if isinstance(info, tuple):
-            info = v1.Implementation(name=info[0], version=info[1])
         try:
+            if isinstance(info, tuple):
+                info = v1.Implementation(name=info[0], version=info[1])
             await peer.initialize(info, options.limits.startup_timeout)
             if options.authenticate is not None:
                 await peer.authenticate(options.authenticate)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, StartError) and not error.command:
+                error.command = options.argv
             await peer.aclose()
             raise
         return peer
@@ -87,7 +95,9 @@ class _Options:
         authenticate: str | None,
         *,
         unstable: bool,
+        argv: Sequence[str] = (),
     ) -> None:
+        self.argv = list(argv)
         self.client = Client() if client is None else client
         self.limits = Limits() if limits is None else limits
         self.record = record
@@ -146,12 +156,14 @@ def spawn(
     if isinstance(argv, (str, bytes)):
         msg = "argv is a list of arguments, not one string; shlex.split makes one of a command line"
         raise TypeError(msg)
-    options = _Options(client, limits, record, authenticate, unstable=unstable)
+    options = _Options(client, limits, record, authenticate, unstable=unstable, argv=argv)
 
     def make() -> Transport:
         from antiphon.transports import ProcessTransport
 
-        return ProcessTransport(list(argv), cwd=cwd, env=env, stderr=stderr, limits=options.limits)
+        return ProcessTransport(
+            options.argv, cwd=cwd, env=env, stderr=stderr, limits=options.limits
+        )
 
     return Connecting(make, options)
 
