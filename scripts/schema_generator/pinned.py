@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -97,7 +98,8 @@ def npm_command() -> list[str]:
 def _fetch(pin: Pin, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        command = [*npm_command(), "pack", f"{pin.package}@{pin.version}", "--silent"]
+        # Not --silent, which keeps the reason of a failure to itself.
+        command = [*npm_command(), "pack", f"{pin.package}@{pin.version}", "--loglevel=error"]
         try:
             done = subprocess.run(
                 command,
@@ -105,6 +107,8 @@ def _fetch(pin: Pin, folder: Path) -> None:
                 check=False,
                 capture_output=True,
                 stdin=subprocess.DEVNULL,
+                # Node trusts its own list of certificates; pip and the rest the system's.
+                env={"NODE_USE_SYSTEM_CA": "1", **os.environ},
                 timeout=FETCH_SECONDS,
             )
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -387,6 +387,17 @@ def test_failing_npm_is_reported_with_its_own_words(
         official_documents(load_pin(SCHEMA / "PINNED.json"), tmp_path)
 
 
+def test_npm_is_neither_silenced_nor_kept_from_the_certificates_of_the_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = 'echo "CA=$NODE_USE_SYSTEM_CA $*" >&2; exit 9'
+    monkeypatch.delenv("NODE_USE_SYSTEM_CA", raising=False)
+    monkeypatch.setattr(pinned, "npm_command", lambda: ["sh", "-c", said, "npm"])
+
+    with pytest.raises(Refused, match=r"CA=1 pack \S+ --loglevel=error$"):
+        official_documents(load_pin(SCHEMA / "PINNED.json"), tmp_path)
+
+
 # --- shapes that the walk does not know
 
 
