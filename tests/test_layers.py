@@ -68,6 +68,7 @@ ARROWS: dict[str, dict[str, str]] = {
     "_capabilities": {
         "schema": "the method table says what overriding implies",
     },
+    "_loops": {},
     "_recording": {
         "_errors": "what a recording function raises must not reach the connection",
     },
@@ -92,6 +93,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "_agent": "whom to serve",
         "_client": "who asks",
         "_errors": "a handshake that fails",
+        "_loops": "an agent's process ends when its client has gone",
         "_recording": "keeping the wire",
         "_version": "clientInfo",
         "core": "limits",
@@ -104,6 +106,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "schema": "the blocks",
     },
     "_background": {
+        "_loops": "whatever runs on the loop, closing the last agent is bounded",
         "_errors": "what was asked of a loop that has ended",
     },
     "sync": {

@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from antiphon._errors import ConnectionClosed, LocalProtocolError
+from antiphon._loops import bounded_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -91,12 +92,8 @@ class Background:
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            with bounded_runner(lambda: self.loop) as runner:
                 runner.run(self._wait_over())
-        except RuntimeError:
-            # From 3.12 on no thread can be started during the interpreter's exit, and closing a loop
-            # whose worker threads were used starts one.
-            log.debug("the background loop ended in disorder", exc_info=True)
         except BaseException:
             # Only `SystemExit` and its like leave a task: some handler wanted to end the program.
             log.exception("a handler ended the background loop")

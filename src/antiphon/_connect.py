@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from antiphon._client import Client
 from antiphon._errors import MissingExtra, StartError
+from antiphon._loops import bounded_runner
 from antiphon._recording import Guarded, Recorder
 from antiphon._version import __version__
 from antiphon.core import Limits
@@ -238,6 +239,8 @@ def serve_stdio(
 ) -> None:
     """`run_stdio` as a whole programme: returns when the client has gone, or on SIGTERM.
 
+    A handler, task or worker thread that does not end then is left behind after a few seconds.
+
     Args:
         agent: answers.
         unstable: also advertise and serve unstable methods.
@@ -267,5 +270,5 @@ def serve_stdio(
         with suppress(asyncio.CancelledError):
             await run_stdio(agent, unstable=unstable, limits=limits, record=record)
 
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with bounded_runner(factory) as runner:
         runner.run(main())
