@@ -13,6 +13,8 @@ NO_TEST_OF_ITS_OWN: dict[str, str] = {
 }
 # Test modules of something that is no module.
 NO_MODULE_OF_ITS_OWN: dict[str, str] = {
+    "sessions/test_pairs.py": "the two joined sides that other tests stand on",
+    "sessions/test_raw_side.py": "the side that says exactly what a test tells it",
     "schema/test_oracle.py": "the generated types, against the official schema",
     "scripts/test_generate_schema.py": "the generator in scripts/",
     "test_conftest_checks.py": "the checks that every test goes through",
