@@ -624,10 +624,11 @@ async def test_verbs_say_so_when_the_client_is_gone() -> None:
         await turn.say("x")
         try:
             await turn.wait_cancelled()
-            for verb in (lambda: turn.say("late"), lambda: turn.plan([])):
-                with pytest.raises(ConnectionClosed):
-                    await verb()
-                failures.append("refused")
+            with pytest.raises(ConnectionClosed):
+                await turn.say("late")
+            with pytest.raises(ConnectionClosed):
+                await turn.plan([])
+            failures.append("refused")
         finally:
             gone.set()
 
@@ -638,4 +639,4 @@ async def test_verbs_say_so_when_the_client_is_gone() -> None:
                 await wire.wait_for("session/update")
                 await peer.aclose()
         await asyncio.wait_for(gone.wait(), 5)
-    assert failures == ["refused", "refused"]
+    assert failures == ["refused"]
