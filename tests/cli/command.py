@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ BOUND = 20.0
 
 def odd(kind: str) -> str:
     """The `--agent` argument for one of the odd agents."""
-    return f"{sys.executable} {ODD_AGENT} {kind}"
+    return shlex.join([sys.executable, str(ODD_AGENT), kind])
 
 
 class Ran:
@@ -50,8 +51,12 @@ class Ran:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, with a mark that the command's processes inherit and by which they can be found."""
-    return {**os.environ, MARK: uuid.uuid4().hex, **more}
+    """Ours, with a mark that the command's processes inherit and by which they can be found.
+
+    Without PYTHONUNBUFFERED, which hides what is still in a buffer where a stream is closed.
+    """
+    ours = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**ours, MARK: uuid.uuid4().hex, **more}
 
 
 def antiphon(

@@ -7,7 +7,7 @@ import pytest
 
 from antiphon import __version__
 from antiphon.cli import main
-from tests.cli.command import antiphon
+from tests.cli.command import antiphon, environment
 
 
 def test_help_names_the_commands_and_costs_no_heavy_import() -> None:
@@ -60,16 +60,20 @@ def test_a_wrong_command_line_is_two_and_no_traceback(
     assert "antiphon" in capsys.readouterr().err
 
 
-def test_a_reader_of_help_that_leaves_is_no_traceback() -> None:
+@pytest.mark.parametrize("option", ["--help", "--version"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_of_help_that_leaves_is_no_traceback(option: str, unbuffered: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "antiphon", "--help"],
+        [sys.executable, "-m", "antiphon", option],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env=environment(PYTHONUNBUFFERED=unbuffered),
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 def test_the_script_and_the_module_are_the_same_command() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -383,7 +384,7 @@ def test_closed_standard_streams_change_nothing_else(closed: int, agent: str, co
 def test_the_command_is_run_where_the_user_stands_and_the_session_has_its_folder(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "agent.py").write_text(
+    (tmp_path / "mein ä agent.py").write_text(
         "import json, os, sys\n"
         "def read(): return json.loads(sys.stdin.readline())\n"
         "def answer(m, r): print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], 'result': r}), flush=True)\n"
@@ -399,7 +400,9 @@ def test_the_command_is_run_where_the_user_stands_and_the_session_has_its_folder
     (tmp_path / "project").mkdir()
 
     ran = antiphon(
-        *("prompt", "--agent", f"{sys.executable} agent.py", "--cwd", "project", "x"), cwd=tmp_path
+        *("prompt", "--agent", shlex.join([sys.executable, "mein ä agent.py"])),
+        *("--cwd", "project", "x"),
+        cwd=tmp_path,
     )
 
     assert ran.out.split() == [str(tmp_path), str(tmp_path / "project")]

@@ -13,7 +13,7 @@ from antiphon.cli._output import Output
 from antiphon.cli._plain import Quiet
 from antiphon.cli._turn import Job, Run, report
 from antiphon.cli._view import View
-from tests.cli.command import BOUND, ODD_AGENT, environment, left_by
+from tests.cli.command import BOUND, ODD_AGENT, environment, left_by, odd
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -90,7 +90,7 @@ def test_a_terminal_that_takes_no_output_cannot_outlast_the_time_limit() -> None
     with subprocess.Popen(
         [
             *(sys.executable, "-m", "antiphon", "prompt", "--timeout", "0.5"),
-            *("--agent", f"{sys.executable} {ODD_AGENT} babbles", "x"),
+            *("--agent", odd("babbles"), "x"),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

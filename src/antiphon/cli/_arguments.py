@@ -79,7 +79,8 @@ def dispatch(argv: Sequence[str] | None) -> int:
     except UsageError as error:
         return _refuse(str(error), as_json="--json" in words)
     except SystemExit as leaving:
-        # argparse leaves this way after --help and --version.
+        # argparse leaves this way after --help and --version, with its text still in the buffer.
+        _flush_stdout()
         return leaving.code if isinstance(leaving.code, int) else 0
     except BrokenPipeError:
         _forget_stdout()
@@ -242,6 +243,15 @@ def _refuse(message: str, *, as_json: bool) -> int:
         outcome = Outcome(failure=Failure(kind="usage", message=last))
         Output().line(outcome.as_json(with_text=True))
     return 2
+
+
+def _flush_stdout() -> None:
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _forget_stdout()
 
 
 def _forget_stdout() -> None:
