@@ -38,4 +38,8 @@ def load_notes(path: Path) -> Notes:
     for name, facts in methods.items():
         if unknown := set(facts) - METHOD_KEYS:
             raise ValueError(f"{path}: method {name!r} has unknown keys {sorted(unknown)}")
-    return Notes(variants=data.get("variants", {}), closed={name: (key, word) for name, (key, word) in data.get("closed", {}).items()}, methods=methods)
+    return Notes(
+        variants=data.get("variants", {}),
+        closed={name: (key, word) for name, (key, word) in data.get("closed", {}).items()},
+        methods=methods,
+    )
