@@ -235,6 +235,9 @@ class PlainSide:
     def cancelled(self, call: InboundCall) -> bool:
         return self.on_cancel(call)
 
+    def input_ended(self) -> None:
+        """Nothing here runs long."""
+
     def connection_lost(self, error: ConnectionClosed) -> None:
         self.losses.append(error)
 

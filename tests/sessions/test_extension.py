@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from antiphon import extension
-from antiphon.sessions._extension import extension_routes, find_extensions
+from antiphon.sessions._extension import ExtensionRoutes, extension_routes, find_extensions
 
 
 class Point(msgspec.Struct):
@@ -31,6 +31,10 @@ class Handlers:
 
     async def unmarked(self) -> None:
         return None
+
+
+def routes_of(handlers: object, depth: int = 256) -> ExtensionRoutes:
+    return extension_routes(find_extensions(handlers), lambda: depth)
 
 
 def test_marked_methods_are_found_by_wire_name_and_kind() -> None:
@@ -56,7 +60,7 @@ def test_one_name_may_be_asked_and_told() -> None:
         async def told(self, params: Any, ctx: Any) -> None:
             return None
 
-    routes = extension_routes(find_extensions(Both()))
+    routes = routes_of(Both())
     assert set(routes.requests) == {"_demo/x"}
     assert set(routes.notices) == {"_demo/x"}
 
@@ -72,7 +76,7 @@ def test_an_overriding_method_replaces_the_marked_one() -> None:
 
 
 def test_parameters_are_plain_values_or_of_the_declared_type() -> None:
-    routes = extension_routes(find_extensions(Handlers())).requests
+    routes = routes_of(Handlers()).requests
     assert routes["_demo/any"].decode(msgspec.Raw(b'{"a":[1]}')) == {"a": [1]}
     assert routes["_demo/any"].decode(None) is None
     assert routes["_demo/point"].decode(msgspec.Raw(b'{"x":1}')) == Point(1)
@@ -81,14 +85,18 @@ def test_parameters_are_plain_values_or_of_the_declared_type() -> None:
 
 
 def test_parameters_nested_beyond_the_limit_are_refused() -> None:
-    route = extension_routes(find_extensions(Handlers())).requests["_demo/any"]
+    route = routes_of(Handlers()).requests["_demo/any"]
     assert route.decode(msgspec.Raw(b"[" * 256 + b"]" * 256)) is not None
     with pytest.raises(ValueError, match="json_depth"):
         route.decode(msgspec.Raw(b"[" * 257 + b"]" * 257))
+    shallow = routes_of(Handlers(), depth=2).requests["_demo/any"]
+    assert shallow.decode(msgspec.Raw(b"[[]]")) == [[]]
+    with pytest.raises(ValueError, match="json_depth of 2"):
+        shallow.decode(msgspec.Raw(b"[[[]]]"))
 
 
 def test_a_result_may_be_any_json_value_a_struct_or_nothing() -> None:
-    encode = extension_routes(find_extensions(Handlers())).requests["_demo/any"].encode
+    encode = routes_of(Handlers()).requests["_demo/any"].encode
     assert encode({"a": None}) == b'{"a":null}'
     assert encode([1]) == b"[1]"
     assert encode(Point(1, 2)) == b'{"x":1,"y":2}'

@@ -309,16 +309,24 @@ class Connection:
         for call in list(self.protocol.calls.values()):
             self.protocol.calls.pop(call.id, None)
             self._settle(call, None, _no_more_answers())
-        deadline = self._loop.time() + self.limits.close_grace
-        # Again, because the end of the handshake lets through what waited for it.
-        while running := [task for task in self._tasks if not task.done()]:
-            left = deadline - self._loop.time()
-            if left <= 0:
-                break
-            await asyncio.wait(running, timeout=left)
+        # What was asked may still be answered: a pipe of frames without a reader's end is a fair use.
+        # What takes longer is asked to stop, and then gets the rest of the grace.
+        grace = self.limits.close_grace
+        begin = self._loop.time()
+        await self._wait_for_handlers(begin + grace / 4)
+        self._router.input_ended()
+        await self._wait_for_handlers(begin + grace)
         self.flush()
         self._fail_everything(_no_more_answers())
         await self._end()
+
+    async def _wait_for_handlers(self, deadline: float) -> None:
+        # Again and again, because the end of the handshake lets through what waited for it.
+        while running := [task for task in self._tasks if not task.done()]:
+            left = deadline - self._loop.time()
+            if left <= 0:
+                return
+            await asyncio.wait(running, timeout=left)
 
     def connection_lost(self, error: Exception | None) -> None:
         """The transport's last word."""

@@ -67,5 +67,8 @@ class Router(Protocol):
         """`$/cancel_request` for `call`: True if the side deals with it, else its task is cancelled."""
         ...
 
+    def input_ended(self) -> None:
+        """The peer sends nothing more: ask what runs to come to its end; it may still answer."""
+
     def connection_lost(self, error: ConnectionClosed) -> None:
         """The link is gone; every open call was failed already."""

@@ -307,7 +307,13 @@ class AgentPeer(AgentCalls):
         self.connection.initialized = True
 
     async def aclose(self) -> None:
-        """Close the link, end the process that was started for it. Idempotent, bounded, cancel-safe."""
+        """Close the link, end the process that was started for it. Idempotent, bounded, cancel-safe.
+
+        Open turns are cancelled first, so that an agent at work knows at once.
+        """
+        for session in self.sessions.values():
+            if session.turn is not None:
+                self.notify_cancel(session.session_id)
         try:
             await self.connection.aclose()
         finally:

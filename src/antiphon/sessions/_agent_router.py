@@ -121,7 +121,9 @@ class AgentRouter:
         self._peer = peer
         self._agent = agent
         self._routes: dict[str, RequestRoute | None] = {}
-        self._extensions = extension_routes(agent.extensions())
+        self._extensions = extension_routes(
+            agent.extensions(), lambda: peer.connection.limits.json_depth
+        )
         self._offered: Any = {}
         self._auth_methods: Sequence[Any] = ()
         self._cancel = NoticeRoute(
@@ -207,6 +209,10 @@ class AgentRouter:
                 session.cancel()
                 return True
         return False
+
+    def input_ended(self) -> None:
+        for session in list(self._peer.sessions.values()):
+            session.cancel()
 
     def connection_lost(self, error: ConnectionClosed) -> None:
         for session in list(self._peer.sessions.values()):

@@ -104,7 +104,9 @@ class ClientRouter:
         self.strangers: set[str] = set()
         self._offered: Any = {}
         self._routes: dict[str, RequestRoute | None] = {}
-        self._extensions = extension_routes(handlers.extensions())
+        self._extensions = extension_routes(
+            handlers.extensions(), lambda: peer.connection.limits.json_depth
+        )
 
     def offer(self, capabilities: v1_unstable.ClientCapabilities) -> None:
         """Remember what was advertised: only that is served (R1-9)."""
@@ -290,6 +292,9 @@ class ClientRouter:
             self._permissions.pop(call, None)
             return self._peer.connection.answer(call, _CANCELLED)
         return False
+
+    def input_ended(self) -> None:
+        """Only an agent's input ends before its output does."""
 
     def connection_lost(self, error: ConnectionClosed) -> None:
         for inbox in list(self._inboxes.values()):

@@ -16,7 +16,6 @@ __all__ = ["Extension", "Extensions", "extension", "extension_routes", "find_ext
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 _MARK = "__antiphon_extension__"
-_DEPTH = 256
 
 
 class Extension(msgspec.Struct, frozen=True):
@@ -73,11 +72,11 @@ class ExtensionRoutes(msgspec.Struct):
     notices: dict[str, NoticeRoute]
 
 
-def extension_routes(extensions: Extensions) -> ExtensionRoutes:
-    """Routes for a connection."""
+def extension_routes(extensions: Extensions, json_depth: Callable[[], int]) -> ExtensionRoutes:
+    """Routes for a connection; `json_depth` is asked when something is decoded."""
     routes = ExtensionRoutes({}, {})
     for (method, kind), (mark, handler) in extensions.items():
-        decoder = _decoder(mark.params)
+        decoder = _decoder(mark.params, json_depth)
         if kind == "request":
             routes.requests[method] = RequestRoute(decoder, handler, _encode_result)
         else:
@@ -85,12 +84,13 @@ def extension_routes(extensions: Extensions) -> ExtensionRoutes:
     return routes
 
 
-def _decoder(params: Any) -> Callable[[Any], Any]:
+def _decoder(params: Any, json_depth: Callable[[], int]) -> Callable[[Any], Any]:
     def decode_params(raw: Any) -> Any:
         if raw is None:
             return None if params is Any else decode(params, b"{}")
-        if json_depth_exceeds(bytes(raw), _DEPTH):  # kept untyped, so its depth is ours to bound
-            raise ValueError(str(LimitExceeded("json_depth", _DEPTH)))
+        limit = json_depth()
+        if json_depth_exceeds(bytes(raw), limit):  # kept untyped, so its depth is ours to bound
+            raise ValueError(str(LimitExceeded("json_depth", limit)))
         return decode(params, raw)
 
     return decode_params

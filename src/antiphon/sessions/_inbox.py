@@ -238,14 +238,21 @@ class Inbox:
     # -------------------------------------------------------------- subscribers
 
     def subscribe(self, *, replay: bool = False) -> Subscription:
-        """A new consumer; the first one also gets the backlog. A `replay` ends with the load."""
+        """A new consumer; the first one also gets the backlog.
+
+        A `replay` gets only the history in it, and ends with the load.
+        """
         queue, self.backlog = self.backlog, UpdateQueue(self.connection)
-        self._subscribers.append(queue)
         if replay:
-            if self.label == "replay":
-                self._replays.append(queue)
-            else:
-                self.retire(queue)
+            queue, others = UpdateQueue(self.connection), queue
+            while (update := others.take()) is not None:
+                chosen = queue if update.label == "replay" else self.backlog
+                chosen.put(update, len(update.frame))
+            if self.label != "replay":
+                queue.retired = True
+                return Subscription(self, queue)
+            self._replays.append(queue)
+        self._subscribers.append(queue)
         return Subscription(self, queue)
 
     def retire(self, queue: UpdateQueue) -> None:
