@@ -677,3 +677,22 @@ async def test_a_loaded_session_keeps_its_history_for_whoever_asks_later() -> No
 
 async def _load(peer: AgentPeer) -> Session:
     return await peer.load_session("s1", cwd="/")
+
+
+async def test_a_replay_leaves_what_is_no_history_to_the_next_subscriber() -> None:
+    async with raw_agent(capabilities={"loadSession": True}) as (peer, raw):
+        session = await opened(peer, raw)
+        raw.send(raw.update("s1", "commands"))
+        await round_trip(peer, raw)
+        loading = asyncio.ensure_future(_load(peer))
+        request = await raw.wait("session/load")
+        raw.send(
+            raw.update("s1", "old"),
+            {"jsonrpc": "2.0", "id": request["id"], "result": {}},
+            raw.update("s1", "new"),
+        )
+        assert await loading is session
+        await round_trip(peer, raw)
+        assert [u.text async for u in session.replay()] == ["old"]
+        updates = session.updates()
+        assert [(await anext(updates)).text for _ in range(2)] == ["commands", "new"]

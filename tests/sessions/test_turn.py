@@ -637,6 +637,41 @@ async def test_verbs_say_so_when_the_client_is_gone() -> None:
         with pytest.raises(ConnectionClosed):
             async with session.prompt("go"):
                 await wire.wait_for("session/update")
-                await peer.aclose()
+                await peer.transport.aclose()
         await asyncio.wait_for(gone.wait(), 5)
     assert failures == ["refused"]
+
+
+async def test_closing_the_connection_tells_a_turn_at_work_at_once() -> None:
+    told = asyncio.Event()
+
+    async def act(turn: Turn) -> None:
+        await turn.say("x")
+        await turn.wait_cancelled()
+        told.set()
+
+    async with joined(Scripted(act)) as (peer, wire):
+        session = await peer.new_session(cwd="/")
+        with pytest.raises(ConnectionClosed):
+            async with session.prompt("go"):
+                await wire.wait_for("session/update")
+                await peer.aclose()
+    await asyncio.wait_for(told.wait(), 5)
+    assert len(wire.sent("session/cancel")) == 1
+
+
+async def test_a_turn_is_told_when_nothing_more_will_be_read() -> None:
+    begun = asyncio.Event()
+
+    async def act(turn: Turn) -> None:
+        begun.set()
+        await turn.wait_cancelled()
+
+    agent = Scripted(act)
+    async with joined(agent, agent_limits=Limits(close_grace=0.2)) as (peer, _):
+        session = await peer.new_session(cwd="/")
+        async with session.prompt("go") as turn:
+            await asyncio.wait_for(begun.wait(), 5)
+            agent.turns[0].peer.connection.input_ended()
+            assert [update async for update in turn] == []
+        assert turn.stop_reason == "cancelled"
