@@ -326,6 +326,20 @@ async def test_a_lost_connection_ends_the_turn_after_what_was_received() -> None
         assert seen == ["a"]
 
 
+async def test_the_end_reaches_a_turn_although_another_session_has_spent_the_budget() -> None:
+    async with raw_agent(limits=Limits(queue_bytes=10_000)) as (peer, raw):
+        await opened(peer, raw, "idle")
+        busy = await opened(peer, raw, "busy")
+        running = asyncio.ensure_future(_outcome(busy))
+        await raw.wait("session/prompt")
+        for _ in range(3):  # in several deliveries: reading stops after one
+            raw.send(*[raw.update("idle", "x" * 100) for _ in range(100)])
+            await asyncio.sleep(0)
+        await raw.transport.aclose()
+        with pytest.raises(ConnectionClosed):
+            await asyncio.wait_for(running, 5)
+
+
 async def test_an_answer_that_was_read_is_given_although_the_link_is_gone() -> None:
     async with raw_agent() as (peer, raw):
         session = await opened(peer, raw)

@@ -215,22 +215,30 @@ async def test_a_grandchild_that_goes_on_writing_is_not_listened_to_for_ever() -
     assert not alive(int(first))
 
 
-async def test_the_end_waits_for_a_receiver_that_has_paused() -> None:
-    transport = shell("echo a; read go; echo b; exit 3")
+@pytest.mark.parametrize("pausing_again", [False, True])
+@pytest.mark.parametrize("by_thread", [False, True])
+async def test_the_end_does_not_wait_for_a_receiver_that_has_paused(
+    by_thread: bool, pausing_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int) -> bool:
+        return False
+
+    if by_thread:
+        monkeypatch.setattr(_descriptors, "_can_poll", refuse)
+    transport = shell("echo a; read go; seq 10000; exit 3")
     receiver = await begin(transport)
     await receiver.have(1)
     transport.pause_reading()
-    transport.send([b"go"])
-    while transport.exit_status is None:
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.01)
-    assert receiver.frames == [b"a"]
-    assert not receiver.losses
 
-    transport.resume_reading()
+    def pause_again(_frames: list[bytes | Fault]) -> None:
+        transport.pause_reading()
+
+    if pausing_again:
+        receiver.on_frames = pause_again
+    transport.send([b"go"])
     await receiver.lost.wait()
 
-    assert receiver.frames == [b"a", b"b"]
+    assert receiver.frames == [b"a", *(b"%d" % n for n in range(1, 10_001))]
     assert receiver.error.exit_status == 3
     await transport.aclose()
 

@@ -88,8 +88,14 @@ class MemoryTransport:
         """Name it in logs and errors."""
         return "memory"
 
+    @property
+    def _held(self) -> bool:
+        # What a peer that is gone has left is delivered all the same: what waits for an answer must not
+        # have to wait for a consumer.
+        return self._paused and not self._ended
+
     def _schedule(self) -> None:
-        if self._loop is None or self._scheduled or self._paused or self._lost:
+        if self._loop is None or self._scheduled or self._held or self._lost:
             return
         if self._inbox or self._ended:
             self._scheduled = True
@@ -97,7 +103,7 @@ class MemoryTransport:
 
     def _deliver(self) -> None:
         self._scheduled = False
-        if self._paused or self._lost or self._receiver is None:
+        if self._held or self._lost or self._receiver is None:
             return
         if self._inbox:
             frames, self._inbox = self._inbox, []
@@ -107,7 +113,7 @@ class MemoryTransport:
                 self._sender_paused = False
                 self._resume_peer()
         # Frames may have come, and reading may have been paused, inside the call above.
-        if self._ended and not self._inbox and not self._paused:
+        if self._ended and not self._inbox:
             self._lose()
         else:
             self._schedule()

@@ -177,6 +177,7 @@ class ProcessTransport(StreamTransport):
             self._finish()
         else:
             # A thread is reading what is left; the end of it comes unless a grandchild has it.
+            self._hurry()
             loop = asyncio.get_running_loop()
             self._exit_timer = loop.call_later(EXIT_GRACE, self._finish)
 

@@ -92,16 +92,21 @@ class StreamTransport:
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Deliver what can be read at once, then lose the connection.
+        """Deliver what can be read at once, then lose the connection."""
+        self._hurry()
+        if self._reader is not None:
+            self._reader.drain(LAST_BYTES)
+        self._end_frames()
+        self._lose(self._last_word())
 
-        While reading is paused this has to wait: the end comes after what was sent before it.
+    def _hurry(self) -> None:
+        """The peer is known to be gone: read what it has left although the receiver has paused.
+
+        That is bounded, and what waits for an answer must not have to wait for a consumer.
         """
         self._finishing = True
-        if self._reader is not None and not self._paused:
-            self._reader.drain(LAST_BYTES)
-        if not self._paused:
-            self._end_frames()
-            self._lose(self._last_word())
+        if self._reader is not None:
+            self._reader.resume()
 
     def _lose(self, error: Exception | None) -> None:
         """Tell the receiver, once, and read no more."""
@@ -141,9 +146,9 @@ class StreamTransport:
             self._writer.write(join_frames(frames))
 
     def pause_reading(self) -> None:
-        """Read and deliver nothing more; the end of the peer is not seen either."""
+        """Read and deliver nothing more; the end of the peer's output is not seen either."""
         self._paused = True
-        if self._reader is not None and not self._closing:
+        if self._reader is not None and not self._closing and not self._finishing:
             self._reader.pause()
 
     def resume_reading(self) -> None:
@@ -151,8 +156,6 @@ class StreamTransport:
         self._paused = False
         if self._reader is not None:
             self._reader.resume()
-        if self._finishing and not self._lost:
-            asyncio.get_running_loop().call_soon(self._finish)
 
     def describe(self) -> str:
         """Name it in logs and errors."""

@@ -57,7 +57,11 @@ class Transport(Protocol):
         """Take frames (without line ends) and write as much as possible now, the rest when it can."""
 
     def pause_reading(self) -> None:
-        """Deliver nothing more for now; what is buffered below may fill up. Idempotent."""
+        """Deliver nothing more for now; what is buffered below may fill up. Idempotent.
+
+        Once the peer is known to be gone, what it has left (some mebibytes at most) and the end are
+        delivered all the same.
+        """
 
     def resume_reading(self) -> None:
         """Undo `pause_reading`. Idempotent."""
