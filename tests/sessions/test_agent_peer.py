@@ -724,6 +724,8 @@ async def test_loading_a_known_session_again_renews_it_and_a_failure_changes_not
         request = await raw.wait("session/load", 2)
         with pytest.raises(LocalProtocolError, match="being loaded"):
             await peer.load_session("s")
+        with pytest.raises(LocalProtocolError, match="being loaded"):
+            await session.prompt("go")
         assert list(session.roots) == ["/new", "/m"]  # what the agent asks for meanwhile is in them
         raw.send(raw.update("s", "old"), result(request, {"configOptions": []}))
         assert await loading is session

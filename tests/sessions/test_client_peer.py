@@ -212,6 +212,100 @@ async def test_an_answer_that_says_nothing_is_enough_for_a_request_that_asks_not
         await ended(agent, raw)
 
 
+@pytest.mark.covers("R1-116")
+async def test_a_terminal_that_is_created_for_a_cancelled_task_is_released() -> None:
+    entered = asyncio.Event()
+
+    async def act(turn: Turn) -> None:
+        async def enter() -> None:
+            async with turn.run("sleep", ["60"]):
+                raise AssertionError
+
+        for _ in range(2):
+            task = asyncio.create_task(enter())
+            await entered.wait()
+            entered.clear()
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+
+    agent = Asking(act)
+    async with raw_client(agent, EVERYTHING) as raw:
+        session_id = await started(raw)
+        first = await raw.wait("terminal/create")
+        entered.set()
+        second = await raw.wait("terminal/create", 2)
+        entered.set()
+        await ended(agent, raw)
+        raw.refuse(first, -32603)  # was not created: nothing to release
+        raw.answer(second, {"terminalId": "t2"})
+        release = await raw.wait("terminal/release")
+        assert release["params"] == {"sessionId": session_id, "terminalId": "t2"}
+        raw.answer(release, {})
+        await raw.round_trip()
+        assert len(raw.sent("terminal/release")) == 1
+    async with raw_client(Asking(act), EVERYTHING) as raw:  # the link goes before the answer comes
+        await started(raw)
+        await raw.wait("terminal/create")
+        entered.set()
+        await raw.wait("terminal/create", 2)
+        entered.set()
+        await raw.answer_to("p")
+
+
+@pytest.mark.covers("R1-103")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"outcome": "selected", "optionId": "y"},  # flat, as some clients write it
+        {"outcome": {"outcome": "selected", "optionId": "z"}},
+        {"outcome": {"outcome": "selected"}},
+        {"outcome": {"outcome": "selected", "optionId": None}},
+        {"outcome": {"outcome": "cancelled"}},
+        {"outcome": {"outcome": "approved", "optionId": "y"}},
+        {"outcome": None},
+        {"allowed": True},
+        True,
+        None,
+        {"outcome": {"outcome": "selected", "optionId": "n"}},
+    ],
+)
+async def test_every_answer_but_an_offered_option_that_allows_is_a_no(answer: Any) -> None:
+    got: list[bool] = []
+    options = [
+        v1.PermissionOption(option_id="y", name="Yes", kind="allow_once"),
+        v1.PermissionOption(option_id="n", name="No", kind="reject_once"),
+    ]
+
+    async def act(turn: Turn) -> None:
+        permission = await turn.ask_permission("May I?", options)
+        got.append(permission.allowed)
+
+    agent = Asking(act)
+    async with raw_client(agent) as raw:
+        await started(raw)
+        raw.answer(await raw.wait("session/request_permission"), answer)
+        await ended(agent, raw)
+    assert got == [False]
+
+
+async def test_an_option_of_an_unknown_kind_does_not_allow() -> None:
+    got: list[Any] = []
+    options = [v1.PermissionOption(option_id="x", name="X", kind="allow_forever")]
+
+    async def act(turn: Turn) -> None:
+        permission = await turn.ask_permission("May I?", options)
+        got.append((permission.option_id, permission.allowed))
+
+    agent = Asking(act)
+    async with raw_client(agent) as raw:
+        await started(raw)
+        request = await raw.wait("session/request_permission")
+        raw.answer(request, {"outcome": {"outcome": "selected", "optionId": "x"}})
+        await ended(agent, raw)
+    assert got == [("x", False)]
+
+
 async def test_a_malformed_answer_is_the_client_s_fault_and_an_error_its_answer() -> None:
     async def act(turn: Turn) -> None:
         read = v1.ReadTextFileRequest(session_id="s", path="/a")

@@ -648,8 +648,13 @@ async def test_modes_and_options_are_those_of_the_answers() -> None:
             "type": "boolean",
             "value": True,
         }
-        raw.answer(request, {"configOptions": []})
-        assert await switching == []
+        # Nothing, where the full list is due: what was known, with the change (quirk 8).
+        raw.answer(request, {})
+        assert [(o.id, o.current_value) for o in await switching] == [("o", "2")]
+        changing = asyncio.create_task(session.set_config_option("o", "1"))
+        raw.answer(await raw.wait("session/set_config_option", 3), {})
+        assert [(o.id, o.current_value) for o in await changing] == [("o", "1")]
+        assert session.config_options[0].current_value == "1"
         bare = await opened(peer, raw, "s2")
         assert bare.modes is None
         assert bare.config_options is None
