@@ -117,13 +117,23 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
     # -------------------------------------------------------------- the user's side
 
     def send(self) -> None:
-        """Send the prompt. Raises `TurnInProgress`, `CapabilityError` or `ConnectionClosed`."""
+        """Send the prompt.
+
+        Raises:
+            TurnInProgress: the session has an open turn.
+            LocalProtocolError: it is being loaded, or this prompt was sent already.
+            CapabilityError: the agent does not take such content.
+            ConnectionClosed: the link is gone.
+        """
         session = self.session
         if self._queue is not None:
             msg = "this prompt was sent already; make a new one"
             raise LocalProtocolError(msg)
         if session.turn is not None:
             raise TurnInProgress(session.session_id)
+        if session.loading:
+            msg = f"session {session.session_id!r} is being loaded"
+            raise LocalProtocolError(msg)
         check_prompt_content(self.params.prompt, session.peer.tree)
         inbox = session.inbox
         self._queue = inbox.turn = UpdateQueue(inbox.connection)
@@ -401,8 +411,18 @@ class Session:
             type="boolean" if isinstance(value, bool) else UNSET,
         )
         response = await self.peer.request(params)
-        self._config_options = response.config_options
-        return response.config_options
+        options = response.config_options
+        if not options:
+            # Some agents leave the list out (quirk 8), and an option that could be set is in it:
+            # what was known, changed.
+            options = [
+                msgspec.structs.replace(option, current_value=value)
+                if option.id == config_id
+                else option
+                for option in self.config_options or ()
+            ]
+        self._config_options = options
+        return options
 
     async def close(self) -> None:
         """`session/close`: the agent cancels what runs and frees the session; its history stays."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import msgspec
@@ -547,9 +548,28 @@ class Terminal:
         self.id = ""
 
     async def __aenter__(self) -> Self:
-        response = await self._turn.peer.request(self._params)
-        self.id = response.terminal_id
+        peer = self._turn.peer
+        call = peer.open_request(self._params, UNSET)
+        try:
+            raw = await asyncio.shield(call.future)
+        except asyncio.CancelledError:
+            # The command may be running already; `$/cancel_request` would hide its id (R1-116).
+            call.future.add_done_callback(self._release_late)
+            raise
+        self.id = peer.result_of(self._params, raw).terminal_id
         return self
+
+    def _release_late(self, created: asyncio.Future[Any]) -> None:
+        """Release what was created for a task that was cancelled meanwhile."""
+        peer = self._turn.peer
+        if created.cancelled() or created.exception() is not None or peer.connection.closed:
+            return
+        with suppress(AntiphonError):
+            terminal_id = peer.result_of(self._params, created.result()).terminal_id
+            peer.open_request(self._release(terminal_id), UNSET)
+
+    def _release(self, terminal_id: str) -> v1.ReleaseTerminalRequest:
+        return v1.ReleaseTerminalRequest(session_id=self._turn.session_id, terminal_id=terminal_id)
 
     async def __aexit__(
         self,
@@ -559,9 +579,8 @@ class Terminal:
     ) -> None:
         # R1-116: released whatever happened. A task that is being cancelled still gets the frame out;
         # waiting for the answer is cut short by the cancellation itself.
-        release = v1.ReleaseTerminalRequest(session_id=self._turn.session_id, terminal_id=self.id)
         try:
-            await self._turn.peer.request(release)
+            await self._turn.peer.request(self._release(self.id))
         except AntiphonError as failure:
             if kind is None:
                 raise
