@@ -1258,6 +1258,99 @@ async def test_a_turn_whose_client_goes_is_cancelled_and_ended(
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 
+async def test_what_a_cancelled_turn_has_used_is_told_all_the_same() -> None:
+    class Counting(Echo):
+        async def prompt(self, turn: Turn) -> Any:
+            self.waiting.set()
+            await turn.wait_cancelled()
+            usage = v1_unstable.Usage(total_tokens=3, input_tokens=1, output_tokens=2)
+            return v1_unstable.PromptResponse(
+                stop_reason="end_turn", usage=usage, meta={"example.com": 1}
+            )
+
+    agent = Counting()
+    async with raw_client(agent) as raw:
+        session_id = await opened(raw)
+        raw.send(prompt(raw, "p", session_id))
+        await asyncio.wait_for(agent.waiting.wait(), 5)
+        raw.send(cancel(raw, session_id))
+        assert (await raw.answer_to("p"))["result"] == {
+            "stopReason": "cancelled",
+            "usage": {"totalTokens": 3, "inputTokens": 1, "outputTokens": 2},
+            "_meta": {"example.com": 1},
+        }
+
+
+@pytest.mark.covers("R1-94", "R1-97")
+async def test_subtasks_of_a_cancelled_turn_may_finish_until_the_back_stop() -> None:
+    ended: list[str] = []
+
+    class Parallel(Echo):
+        async def prompt(self, turn: Turn) -> None:
+            async def flush() -> None:
+                await turn.wait_cancelled()
+                await turn.say("flushed by a subtask")
+                ended.append("flush")
+
+            async def deaf() -> None:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    ended.append("deaf")
+
+            turn.start_soon(flush())
+            if turn.text == "deaf":
+                turn.start_soon(deaf())
+            self.waiting.set()
+
+    agent = Parallel()
+    async with raw_client(agent, limits=Limits(cancel_backstop=0.1)) as raw:
+        session_id = await opened(raw)
+        for text_, expected in (("quick", ["flush"]), ("deaf", ["flush", "deaf"])):
+            ended.clear()
+            agent.waiting.clear()
+            raw.send(prompt(raw, text_, session_id, text_))
+            await asyncio.wait_for(agent.waiting.wait(), 5)
+            raw.send(cancel(raw, session_id))
+            assert (await raw.answer_to(text_))["result"] == {"stopReason": "cancelled"}
+            await raw.round_trip()
+            assert ended == expected
+            assert order(raw)[-3:-1] == ["flushed by a subtask", text_]
+
+
+async def test_nothing_is_kept_of_what_is_over() -> None:
+    turns: list[Turn] = []
+
+    class Noting(Stored):
+        async def prompt(self, turn: Turn) -> None:
+            turns.append(turn)
+            await turn.say("x")
+            if turn.text == "until cancelled":
+                self.waiting.set()
+                await turn.wait_cancelled()
+
+    agent = Noting()
+    async with raw_client(agent) as raw:
+        session_id = await opened(raw)
+        raw.send(prompt(raw, "p", session_id, "until cancelled"))
+        await asyncio.wait_for(agent.waiting.wait(), 5)
+        raw.send(cancel(raw, session_id))
+        await raw.answer_to("p")
+        for number in range(20):
+            raw.send(prompt(raw, number, session_id, "x"), cancel_request(raw, number))
+            raw.send(raw.request(f"l{number}", "session/load", setup("nobody")))
+            await raw.answer_to(f"l{number}")
+            await raw.answer_to(number)
+        assert "result" in await raw.ask("session/close", {"sessionId": session_id})
+        connection = turns[0].peer.connection
+        assert turns[0].peer.sessions == {}
+        assert (connection.protocol.requests, connection.protocol.calls) == ({}, {})
+        assert connection.queued_bytes == 0
+        assert connection._tasks == set()
+        assert turns[0].backstop is not None
+        assert turns[0].backstop.cancelled()
+
+
 # ------------------------------------------------------------------ extensions and _meta
 
 

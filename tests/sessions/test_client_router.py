@@ -558,6 +558,24 @@ async def test_a_handler_may_call_the_agent_back() -> None:
         assert (await raw.answer_to("r"))["result"] == {"content": "from the agent"}
 
 
+async def test_nothing_is_kept_of_what_was_asked() -> None:
+    dialog = Dialog()
+    async with raw_agent(Lending(permissions=dialog)) as (peer, raw):
+        await opened(peer, raw)
+        for number in range(20):
+            request = raw.request(number, "session/request_permission", ask(f"session {number}"))
+            raw.send(request, cancel_request(raw, number))
+            await raw.answer_to(number)
+        dialog.answer.set()
+        assert (await raw.ask("session/request_permission", ask()))["result"] == YES
+        assert "result" in await raw.ask("fs/read_text_file", {"sessionId": "s1", "path": "/a"})
+        connection = peer.connection
+        assert peer._router._permissions == {}
+        assert (connection.protocol.requests, connection.protocol.calls) == ({}, {})
+        assert connection.queued_bytes == 0
+        assert connection._tasks == set()
+
+
 async def test_handlers_end_with_the_connection() -> None:
     dialog = Dialog()
     async with raw_agent(Client(permissions=dialog)) as (peer, raw):

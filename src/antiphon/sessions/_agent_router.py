@@ -418,6 +418,8 @@ class AgentRouter:
         if turn.cancelled:
             if failure is not None and not isinstance(failure, (RequestError, TurnOver)):
                 log.info("a cancelled turn ended with an error", exc_info=failure)
+            if isinstance(result, v1.PromptResponse):  # what it has used counts all the same
+                return msgspec.structs.replace(result, stop_reason="cancelled")
             return v1.PromptResponse(stop_reason="cancelled")
         if failure is not None:
             raise failure
