@@ -45,6 +45,16 @@ def test_an_answer_that_fits_nothing_is_asked_for_again() -> None:
         assert '"optionId": "y"' in screen.text
 
 
+def test_what_was_typed_before_a_question_does_not_answer_it() -> None:
+    with asking("asks") as screen:
+        screen.type("1\n")
+        screen.read_until("2. No\n> ")
+        screen.type("2\n")
+
+        assert screen.end() == 0
+        assert '"optionId": "n"' in screen.text
+
+
 def test_the_end_of_input_is_a_no() -> None:
     with asking("asks") as screen:
         screen.read_until("> ")
@@ -66,6 +76,8 @@ def test_ctrl_c_at_a_question_cancels_the_turn() -> None:
 def test_what_nobody_asked_about_is_asked_about(tmp_path: Path) -> None:
     with asking("writes_and_runs", "--cwd", str(tmp_path)) as screen:
         screen.read_until(f"The agent wants to write: Write {tmp_path}/odd.txt")
+        screen.read_until("3. Refuse\n> ")
+        screen.raw = b""
         screen.type("1\n")
         screen.read_until(f"The agent wants to run: touch {tmp_path}/ran.txt")
         screen.read_until("3. Refuse\n> ")
@@ -82,6 +94,7 @@ def test_a_yes_to_a_shown_change_covers_that_write_and_no_other(tmp_path: Path) 
         screen.read_until("> ")
         screen.type("1\n")
         screen.read_until(f"The agent wants to write: Write {tmp_path}/odd2.txt")
+        screen.read_until("3. Refuse\n> ")
         screen.type("3\n")
 
         assert screen.end() == 0
@@ -92,6 +105,7 @@ def test_a_yes_to_a_shown_change_covers_that_write_and_no_other(tmp_path: Path) 
 def test_questions_are_asked_under_json_too(tmp_path: Path) -> None:
     with asking("asks", "--json") as screen:
         screen.read_until("The agent asks: Launch")
+        screen.read_until("> ")
         screen.type("1\n")
 
         assert screen.end() == 0

@@ -82,10 +82,11 @@ def test_a_question_is_answered_with_arrows_or_numbers(keys: str, chosen: str) -
         assert f'"optionId": "{chosen}"' in screen.text
 
 
-def test_escape_is_a_no() -> None:
+@pytest.mark.parametrize("key", [ESCAPE, "n\r", "N\r"])
+def test_escape_is_a_no_and_so_is_n(key: str) -> None:
     with Screen("prompt", "--agent", odd("asks"), "x") as screen:
         screen.read_until("Esc says no")
-        screen.type(ESCAPE)
+        screen.type(key)
 
         assert screen.end() == 0
         assert '"optionId": "n"' in screen.text

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import termios
 from typing import TYPE_CHECKING
 
 from antiphon.cli._output import readable, tell
@@ -17,7 +18,7 @@ from antiphon.cli._output import readable, tell
 if TYPE_CHECKING:
     from antiphon.cli._view import Question
 
-__all__ = ["PlainAsker", "can_ask"]
+__all__ = ["PlainAsker", "can_ask", "forget_typed"]
 
 
 def can_ask() -> bool:
@@ -29,6 +30,12 @@ def can_ask() -> bool:
         return False
 
 
+def forget_typed(terminal: int) -> None:
+    """Drop what was typed so far: before a question is there, nothing is an answer to it."""
+    with contextlib.suppress(OSError, termios.error):
+        termios.tcflush(terminal, termios.TCIFLUSH)
+
+
 class PlainAsker:
     """Lists the options on standard error and reads the answer from the terminal."""
 
@@ -38,6 +45,7 @@ class PlainAsker:
         if terminal is None:
             tell("There is no terminal to ask on.\n")
             return None
+        forget_typed(terminal)
         try:
             tell(_options(question))
             while True:

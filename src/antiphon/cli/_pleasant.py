@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import sys
-import termios
 import time
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -33,6 +32,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from antiphon.cli._ask import forget_typed
 from antiphon.cli._output import readable
 from antiphon.cli._plain import change_lines, relative, same_file
 
@@ -371,13 +371,11 @@ class _Tail:
 
 
 class PleasantAsker:
-    """Puts a question as a small menu: arrows or numbers, Enter; Escape says no."""
+    """Puts a question as a small menu: arrows or numbers, Enter; n and Escape say no."""
 
     async def choose(self, question: Question) -> str | None:
         """The chosen option's key, or None. Cancellable; leaves nothing of the menu behind."""
-        with contextlib.suppress(OSError, ValueError, termios.error):
-            # Keys pressed before the question was there are no answer to it.
-            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        forget_typed(sys.stdin.fileno())
         menu = _Menu(question)
         return await menu.application.run_async(handle_sigint=False, set_exception_handler=False)
 
@@ -394,7 +392,8 @@ class _Menu:
         for number in range(min(len(self._options), 9)):
             keys.add(str(number + 1))(self._take_numbered)
         keys.add("enter")(self._take)
-        for name in ("escape", "c-d"):
+        # Whoever types "n" and Enter by habit must not have taken what the marker stood at.
+        for name in ("escape", "c-d", "n", "N"):
             keys.add(name, eager=True)(self._refuse)
         keys.add("c-c", eager=True)(self._interrupt)
         self.application: Application[str | None] = Application(
@@ -414,7 +413,7 @@ class _Menu:
             lines.append(("bold" if here else "", f" {'❯' if here else ' '} {number + 1}. "))
             lines.append((f"fg:{colour} {'bold' if here else ''}", readable(name)))
             lines.append(("", "\n"))
-        lines.append(("fg:ansibrightblack", "   ↑ ↓ Enter, or a number; Esc says no"))
+        lines.append(("fg:ansibrightblack", "   ↑ ↓ Enter, or a number; n or Esc says no"))
         return FormattedText(lines)
 
     def _up(self, event: KeyPressEvent) -> None:
