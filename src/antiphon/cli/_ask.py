@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import sys
-import termios
 from typing import TYPE_CHECKING
 
 from antiphon.cli._output import readable, tell
@@ -32,6 +31,8 @@ def can_ask() -> bool:
 
 def forget_typed(terminal: int) -> None:
     """Drop what was typed so far: before a question is there, nothing is an answer to it."""
+    import termios
+
     with contextlib.suppress(OSError, termios.error):
         termios.tcflush(terminal, termios.TCIFLUSH)
 
