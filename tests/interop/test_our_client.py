@@ -376,13 +376,13 @@ async def _outcome(prompt: Any) -> Any:
     return await prompt
 
 
-@pytest.mark.parametrize("reason", ["max_tokens", "max_turn_requests", "refusal"])
-async def test_the_reason_for_a_turns_end_is_told(peer: str, tmp_path: Path, reason: str) -> None:
+async def test_the_reason_for_a_turns_end_is_told(peer: str, tmp_path: Path) -> None:
     async with connected(peer, tmp_path) as agent:
         session = await opened(agent, tmp_path)
-        result = await session.prompt(f"stop {reason}")
+        for reason in ("max_tokens", "max_turn_requests", "refusal"):
+            result = await session.prompt(f"stop {reason}")
 
-    assert (result.stop_reason, result.updates) == (reason, [])
+            assert (result.stop_reason, result.updates) == (reason, [])
 
 
 @pytest.mark.covers("R1-86", "R1-158")
@@ -475,37 +475,36 @@ async def test_a_withdrawn_request_harms_nobody(peer: str, tmp_path: Path) -> No
 
 
 @pytest.mark.covers("R1-103", "R1-104", "R1-105")
-@pytest.mark.parametrize(
-    ("decision", "option", "status"),
-    [
+async def test_a_permission_is_what_was_chosen(peer: str, tmp_path: Path) -> None:
+    call, options = script("permission")["toolCall"], script("permission")["options"]
+    # What is decided, which option that is on the wire, and what becomes of the tool call.
+    decisions: list[tuple[str | bool | None, str | None, str]] = [
         (True, "yes", "completed"),
         ("always", "always", "completed"),
         (False, "no", "failed"),
         ("not offered", "no", "failed"),
         (None, None, "failed"),
-    ],
-)
-async def test_a_permission_is_what_was_chosen(
-    peer: str, tmp_path: Path, decision: str | bool | None, option: str | None, status: str
-) -> None:
-    desk = Desk(decision)
+    ]
+    desk = Desk()
     async with connected(peer, tmp_path, desk) as agent:
         session = await opened(agent, tmp_path)
-        result = await session.prompt("permission")
+        for desk.decision, option, status in decisions:
+            result = await session.prompt("permission")
 
-    call, options = script("permission")["toolCall"], script("permission")["options"]
-    assert [wire(asked) for asked in desk.asked] == [
-        {"sessionId": session.session_id, "toolCall": call, "options": options}
-    ]
-    chosen = {"outcome": "selected", "optionId": option}
-    assert wires(result.updates)[:2] == [
-        {"sessionUpdate": "tool_call", **call},
-        {"sessionUpdate": "tool_call_update", "toolCallId": "ask1", "status": status},
-    ]
-    assert json.loads(result.text) == (chosen if option else {"outcome": "cancelled"})
-    # The scripts take a cancelled question for a cancelled turn; our agent was not told to stop.
-    stop = "end_turn" if option or peer == OURS else "cancelled"
-    assert result.stop_reason == stop
+            assert [wire(asked) for asked in desk.asked] == [
+                {"sessionId": session.session_id, "toolCall": call, "options": options}
+            ]
+            desk.asked.clear()
+            assert wires(result.updates)[:2] == [
+                {"sessionUpdate": "tool_call", **call},
+                {"sessionUpdate": "tool_call_update", "toolCallId": "ask1", "status": status},
+            ]
+            selected = {"outcome": "selected", "optionId": option}
+            assert json.loads(result.text) == (selected if option else {"outcome": "cancelled"})
+            # The scripts take a cancelled question for a cancelled turn; our agent was not told to
+            # stop.
+            stop = "end_turn" if option or peer == OURS else "cancelled"
+            assert result.stop_reason == stop
 
 
 @pytest.mark.covers("R1-106", "R1-107", "R1-108", "R1-109")
@@ -587,21 +586,21 @@ def some(status: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in status.items() if value is not None}
 
 
-@pytest.mark.parametrize("accepted", [True, False])
-async def test_a_form_is_filled_in_or_declined(peer: str, tmp_path: Path, accepted: bool) -> None:
+async def test_a_form_is_filled_in_or_declined(peer: str, tmp_path: Path) -> None:
     desk = Desk()
-    desk.form = script("answer") if accepted else None
     async with connected(peer, tmp_path, desk) as agent:
         session = await opened(agent, tmp_path)
-        done = await told(session, "elicit")
+        accepted = await told(session, "elicit")
+        desk.form = None
+        declined = await told(session, "elicit")
 
     form = script("elicitation")
-    asked = [wire(params) for params in desk.elicited]
     if peer in PYTHON_SDKS:  # leaves out what is the default
         del form["requestedSchema"]["type"]
-    assert asked == [{"mode": "form", "sessionId": session.session_id, **form}]
-    accept = {"action": "accept", "content": script("answer")}
-    assert done == (accept if accepted else {"action": "decline"})
+    expected = {"mode": "form", "sessionId": session.session_id, **form}
+    assert [wire(params) for params in desk.elicited] == [expected, expected]
+    assert accepted == {"action": "accept", "content": script("answer")}
+    assert declined == {"action": "decline"}
 
 
 # ---------------------------------------------------------------- extensions
