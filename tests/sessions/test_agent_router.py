@@ -785,6 +785,32 @@ async def test_what_a_handler_says_about_closing_and_deleting_counts() -> None:
         assert answer["error"]["code"] == -32002
 
 
+async def test_a_fork_opens_a_session_of_its_own() -> None:
+    class Forking(Optional):
+        async def fork_session(
+            self, params: v1_unstable.ForkSessionRequest, ctx: Context
+        ) -> v1_unstable.ForkSessionResponse:
+            if params.session_id == "nobody":
+                raise ResourceNotFound({"sessionId": "nobody"})
+            return v1_unstable.ForkSessionResponse(
+                session_id=f"fork of {params.session_id}", config_options=list(OPTIONS)
+            )
+
+    async with raw_client(Forking(), unstable=True) as raw:
+        source = await opened(raw)
+        fork: dict[str, Any] = {"sessionId": source, "cwd": "/fork", "mcpServers": []}
+        answer = await raw.ask("session/fork", {**fork, "cwd": "fork"})
+        assert answer["error"]["data"]["reason"] == "path_not_absolute"
+        answer = await raw.ask("session/fork", fork)
+        assert [o["id"] for o in answer["result"]["configOptions"]] == ["model", "grouped"]
+        for id_, session_id in (("a", source), ("b", answer["result"]["sessionId"])):
+            raw.send(prompt(raw, id_, session_id, id_))
+            assert "result" in await raw.answer_to(id_)
+            assert updates(raw, session_id) == [id_]
+        answer = await raw.ask("session/fork", {**fork, "sessionId": "nobody"})
+        assert answer["error"]["code"] == -32002
+
+
 # ------------------------------------------------------------------ modes and options
 
 

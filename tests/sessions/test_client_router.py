@@ -398,6 +398,10 @@ async def test_an_agent_may_use_a_client_s_extensions() -> None:
         async def tell(self, params: Any, ctx: ClientContext) -> None:
             told.append(params)
 
+        @extension("_v/typed", kind="notification", params=v1.EnvVariable)
+        async def tell_typed(self, params: v1.EnvVariable, ctx: ClientContext) -> None:
+            told.append(params)
+
     async with raw_agent(Mine()) as (_, raw):
         answer = await raw.ask("_v/ask", {"_meta": {"k": 1}, "sessionId": "x"})
         assert answer["result"] == {
@@ -411,9 +415,18 @@ async def test_an_agent_may_use_a_client_s_extensions() -> None:
         values: list[Any] = [1, None, {"x": []}]
         for value in values:
             raw.send(raw.notification("_v/tell", value))
+        before = len(raw.frames)
+        for value in (
+            {"name": 5},
+            None,
+            [],
+            variable,
+        ):  # one name, asked or told; bad ones: silence
+            raw.send(raw.notification("_v/typed", value))
         await raw.round_trip()
+        assert len(raw.frames) == before + 1
         assert (await raw.ask("_v/other", {}))["error"]["code"] == -32601
-    assert told == [1, None, {"x": []}]
+    assert told == [1, None, {"x": []}, v1.EnvVariable(name="a", value="b")]
 
 
 # ------------------------------------------------------------------ permission
