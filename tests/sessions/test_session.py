@@ -312,6 +312,68 @@ async def test_a_whole_turn_may_be_bounded_in_time() -> None:
         await raw.wait("session/cancel")  # quirk 19: most agents know only this one
 
 
+async def test_what_still_comes_of_a_turn_that_timed_out_is_not_the_next_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "antiphon.session")
+    async with raw_agent(Client(permissions="allow"), {"loadSession": True}) as (peer, raw):
+        session = await opened(peer, raw)
+        everything = session.updates()
+        with pytest.raises(RequestTimeout):
+            await session.prompt("first", timeout=0.05)
+        first = await raw.wait("session/prompt")
+        second = asyncio.ensure_future(_outcome(session))
+        third = asyncio.ensure_future(_outcome(session))
+        given_up = asyncio.ensure_future(_outcome(session))
+        raw.send(raw.update("s1", "late"))
+        asked = {"sessionId": "s1", "toolCall": {"toolCallId": "t"}, "options": []}
+        answer = await raw.ask("session/request_permission", asked)
+        assert answer["result"] == {"outcome": {"outcome": "cancelled"}}
+        given_up.cancel()
+        await round_trip(peer, raw)
+        assert given_up.cancelled()
+        assert len(raw.sent("session/prompt")) == 1
+        with pytest.raises(TurnInProgress):
+            await peer.load_session("s1", cwd="/")
+        raw.send(ends(first, "cancelled"), raw.update("s1", "between"))
+        raw.send(raw.update("s1", "new"), ends(await raw.wait("session/prompt", 2)))
+        assert (await second).text == "new"
+        with pytest.raises(TurnInProgress):
+            await third
+        seen = [((update := await anext(everything)).text, update.label) for _ in range(3)]
+        assert seen == [("late", "turn"), ("between", "session"), ("new", "turn")]
+        assert "1 updates of a turn that timed out were not taken" in caplog.text
+        everything.close()
+        assert peer.connection.queued_bytes == 0
+
+
+async def test_a_turn_that_timed_out_delays_the_next_prompt_by_the_back_stop_at_most() -> None:
+    async with raw_agent(limits=Limits(cancel_backstop=0.05)) as (peer, raw):
+        session = await opened(peer, raw)
+        for count in (1, 2):
+            with pytest.raises(RequestTimeout):
+                await session.prompt("go", timeout=0.05)
+            first = await raw.wait("session/prompt", count)
+        last = asyncio.ensure_future(_outcome(session))
+        request = await raw.wait("session/prompt", 3)
+        raw.send(ends(first, "cancelled"), raw.update("s1", "x"), ends(request))
+        assert (await last).text == "x"
+
+
+async def test_whoever_waits_for_the_end_of_a_turn_that_timed_out_learns_of_a_lost_connection() -> (
+    None
+):
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        with pytest.raises(RequestTimeout):
+            await session.prompt("go", timeout=0.05)
+        waiting = asyncio.ensure_future(_outcome(session))
+        await round_trip(peer, raw)
+        await raw.transport.aclose()
+        with pytest.raises(ConnectionClosed):
+            await asyncio.wait_for(waiting, 5)
+
+
 async def test_a_lost_connection_ends_the_turn_after_what_was_received() -> None:
     async with raw_agent() as (peer, raw):
         session = await opened(peer, raw)

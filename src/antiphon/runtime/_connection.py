@@ -665,6 +665,16 @@ class Connection:
             self.send(frame)
             self._settle(call, None, RequestTimeout(call.method, seconds))
 
+    def linger(self, call: OutboundCall, late: OutboundCall, seconds: float) -> None:
+        """Let `late` have the answer that may yet come for an abandoned call, or its absence."""
+        late.id = call.id
+        self.protocol.calls[late.id] = late
+        late.timer = self._loop.call_later(seconds, self._given_up, late, seconds)
+
+    def _given_up(self, late: OutboundCall, seconds: float) -> None:
+        if self.protocol.calls.pop(late.id, None) is not None:
+            self._settle(late, None, RequestTimeout(late.method, seconds))
+
     def _settle(self, call: OutboundCall, result: Any, error: Exception | None) -> None:
         self._call_over(call)
         call.answered(result, error)

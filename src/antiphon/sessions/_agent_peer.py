@@ -472,7 +472,7 @@ class AgentPeer(AgentCalls):
 
         def send() -> _Load:
             known = self.sessions.get(session_id)
-            if known is not None and known.turn is not None:
+            if known is not None and (known.turn is not None or known.winding_down is not None):
                 raise TurnInProgress(session_id)
             if known is not None and known.loading:
                 msg = f"session {session_id!r} is being loaded"

@@ -205,8 +205,7 @@ class ClientRouter:
         session = context.session
         call = context.call
         if call is not None:
-            turn = None if session is None else session.turn
-            if turn is not None and turn.cancelling:
+            if session is not None and session.stopping:
                 self._peer.connection.answer(call, _CANCELLED)
             else:
                 self._permissions[call] = params.session_id

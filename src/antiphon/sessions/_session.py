@@ -98,6 +98,16 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
 
     def answered(self, result: Any, error: Exception | None) -> None:
         """The end of the turn, in the place it has in the stream."""
+        session, connection = self.session, self.session.inbox.connection
+        self._end(result, error)
+        if isinstance(error, RequestTimeout):
+            # What comes until the agent has stopped belongs to this turn, not to the next.
+            session.winding_down = _WindingDown(session)
+            connection.linger(self, session.winding_down, connection.limits.cancel_backstop)
+            # Many agents ignore `$/cancel_request`: tell them in the way they all know.
+            session.peer.notify_cancel(session.session_id)
+
+    def _end(self, result: Any, error: Exception | None) -> None:
         inbox = self.session.inbox
         self._raw, self._error = result, error
         self._mark = inbox.received
@@ -106,15 +116,18 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
             self._report(left.dropped)
         inbox.label = "session"
         self.session.turn = None
-        if isinstance(error, RequestTimeout):
-            # Many agents ignore `$/cancel_request`: tell them in the way they all know.
-            self.session.peer.notify_cancel(self.session.session_id)
         if self._queue is not None:
             self._queue.wake()
         if self._over is not None and not self._over.done():
             self._over.set_result(None)
 
     # -------------------------------------------------------------- the user's side
+
+    async def _begin(self) -> None:
+        """Send the prompt, once the agent is done with a turn that timed out."""
+        if self._queue is None and self.session.winding_down is not None:
+            await self.session.winding_down.wait()
+        self.send()
 
     def send(self) -> None:
         """Send the prompt.
@@ -205,7 +218,7 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         return self._run().__await__()
 
     async def _run(self) -> PromptOutcome:
-        self.send()
+        await self._begin()
         updates: list[Update] = []
         try:
             updates.extend([update async for update in self])
@@ -218,7 +231,7 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         return PromptOutcome(updates, self.response)
 
     async def __aenter__(self) -> Self:
-        self.send()
+        await self._begin()
         return self
 
     async def __aexit__(
@@ -251,7 +264,7 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         except TimeoutError:
             log.warning("session %s: no answer to the cancelled prompt", self.session.session_id)
             connection.abandon(self)
-            self.answered(None, RequestTimeout(self.method, limit))
+            self._end(None, RequestTimeout(self.method, limit))
         except ConnectionClosed:
             pass
 
@@ -266,6 +279,38 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
     def _report(self, dropped: int) -> None:
         if dropped:
             log.info("session %s: %d updates were not taken", self.session.session_id, dropped)
+
+
+class _WindingDown(OutboundCall):
+    """A turn that timed out here and is not known to have ended at the agent."""
+
+    __slots__ = ("_over", "_session", "_sink")
+
+    def __init__(self, session: Session) -> None:
+        super().__init__("session/prompt", blocking=False)
+        inbox = session.inbox
+        self._session = session
+        self._sink = inbox.turn = Sink(inbox.connection)
+        self._over = inbox.connection.create_future()
+        inbox.label = "turn"
+
+    def answered(self, result: Any, error: Exception | None) -> None:
+        """The agent has stopped, or is given up."""
+        session, inbox = self._session, self._session.inbox
+        session.winding_down = None
+        inbox.turn = None
+        inbox.label = "session"
+        self._over.set_result(None)
+        if self._sink.dropped:
+            log.info(
+                "session %s: %d updates of a turn that timed out were not taken",
+                session.session_id,
+                self._sink.dropped,
+            )
+
+    async def wait(self) -> None:
+        """Wait for that; it takes at most `Limits.cancel_backstop`."""
+        await asyncio.shield(self._over)
 
 
 def _usage(response: v1_unstable.PromptResponse) -> v1_unstable.Usage | None:
@@ -304,10 +349,18 @@ class Session:
             | None
         ) = None
         self.turn: PromptTurn | None = None
+        #: The turn before, if it timed out here and may still run at the agent.
+        self.winding_down: _WindingDown | None = None
         self._config_options: list[v1_unstable.SessionConfigOption] | None = None
 
     def __repr__(self) -> str:
         return f"<Session {self.session_id!r} in {self.cwd!r}>"
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the agent was told to stop the turn it is in: its questions are answered cancelled."""
+        turn = self.turn
+        return self.winding_down is not None or (turn is not None and turn.cancelling)
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -339,7 +392,9 @@ class Session:
 
         Args:
             content: text, a content block, or several of either.
-            timeout: seconds for the whole turn, None for no bound; then `RequestTimeout`.
+            timeout: seconds for the whole turn, None for no bound; then `RequestTimeout`, and the
+                agent is told to stop. The next prompt is sent when it has, or after
+                `Limits.cancel_backstop`.
             meta: `_meta` of the request.
         """
         from antiphon.schema import v1
