@@ -416,12 +416,8 @@ async def test_an_agent_may_use_a_client_s_extensions() -> None:
         for value in values:
             raw.send(raw.notification("_v/tell", value))
         before = len(raw.frames)
-        for value in (
-            {"name": 5},
-            None,
-            [],
-            variable,
-        ):  # one name, asked or told; bad ones: silence
+        typed: list[Any] = [{"name": 5}, None, [], variable]  # asked or told; silence for bad ones
+        for value in typed:
             raw.send(raw.notification("_v/typed", value))
         await raw.round_trip()
         assert len(raw.frames) == before + 1
