@@ -326,7 +326,8 @@ async def test_what_still_comes_of_a_turn_that_timed_out_is_not_the_next_ones(
         third = asyncio.ensure_future(_outcome(session))
         given_up = asyncio.ensure_future(_outcome(session))
         raw.send(raw.update("s1", "late"))
-        asked = {"sessionId": "s1", "toolCall": {"toolCallId": "t"}, "options": []}
+        asked: dict[str, Any] = {"sessionId": "s1", "toolCall": {"toolCallId": "t"}}
+        asked["options"] = []
         answer = await raw.ask("session/request_permission", asked)
         assert answer["result"] == {"outcome": {"outcome": "cancelled"}}
         given_up.cancel()
