@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -195,6 +197,17 @@ async def test_a_failed_start_leaves_no_recording_open(tmp_path: Path) -> None:
     assert (tmp_path / "wire").read_bytes() == b""
     with pytest.raises(FileNotFoundError):
         await spawn([sys.executable], record=tmp_path / "nowhere" / "wire")
+
+    class Broken(Client):
+        def observers(self, peer: Any) -> Any:
+            raise ZeroDivisionError
+
+    with warnings.catch_warnings(record=True) as left:
+        warnings.simplefilter("always")
+        with pytest.raises(ZeroDivisionError):
+            await spawn([sys.executable], client=Broken(), record=tmp_path / "wire")
+        gc.collect()
+    assert [str(warning.message) for warning in left] == []
 
 
 # ------------------------------------------------------------------ a whole life
