@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
 
 import pytest
+
+from tests.signals import DEFAULTS
 
 INI = """
 [pytest]
@@ -21,7 +24,9 @@ import pytest
 
 def run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
     pytester.makeini(INI)
-    pytester.makeconftest('pytest_plugins = ["tests.async_tests", "tests.leaks", "tests.no_skips"]')
+    pytester.makeconftest(
+        'pytest_plugins = ["tests.async_tests", "tests.leaks", "tests.no_skips", "tests.signals"]'
+    )
     pytester.makepyfile(HEAD + textwrap.dedent(test))
     return pytester.runpytest_inprocess("-p", "no:hypothesispytest")
 
@@ -283,3 +288,26 @@ def test_a_skip_fails_the_run_in_ci_alone(
 
     result.assert_outcomes(skipped=1, passed=int("def" in test))
     assert (result.ret == pytest.ExitCode.TESTS_FAILED) is ci
+
+
+@pytest.mark.parametrize("number", DEFAULTS, ids=lambda number: number.name)
+def test_a_signal_that_a_background_run_ignores_is_not_ignored(
+    pytester: pytest.Pytester, number: signal.Signals
+) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        result = run(
+            pytester,
+            f"""
+            def test_it():
+                wait = "import signal; print(flush=True); signal.pause()"
+                with subprocess.Popen([sys.executable, "-c", wait], stdout=subprocess.PIPE) as child:
+                    child.stdout.readline()
+                    child.send_signal({int(number)})
+                    assert child.wait(10) != 0
+            """,
+        )
+    finally:
+        signal.signal(number, before)
+
+    result.assert_outcomes(passed=1)
