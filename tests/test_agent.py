@@ -11,7 +11,6 @@ from antiphon import (
     Agent,
     AgentContext,
     Capabilities,
-    Context,
     InvalidParams,
     MethodNotFound,
     RequestError,
@@ -56,7 +55,7 @@ async def test_an_initialize_of_one_s_own_may_add_to_what_is_answered() -> None:
         capabilities = Capabilities(image=True)
 
         async def initialize(
-            self, params: v1_unstable.InitializeRequest, ctx: Context
+            self, params: v1_unstable.InitializeRequest, ctx: AgentContext
         ) -> v1.InitializeResponse:
             response = await super().initialize(params, ctx)
             response.meta = {"example.com": {"seen": params.protocol_version}}
@@ -70,12 +69,12 @@ async def test_an_initialize_of_one_s_own_may_add_to_what_is_answered() -> None:
 async def test_what_initialize_answers_decides_what_is_served() -> None:
     class Modest(Echo):
         async def initialize(
-            self, params: v1_unstable.InitializeRequest, ctx: Context
+            self, params: v1_unstable.InitializeRequest, ctx: AgentContext
         ) -> v1.InitializeResponse:
             return v1.InitializeResponse(protocol_version=1)
 
         async def list_sessions(
-            self, params: v1_unstable.ListSessionsRequest, ctx: Context
+            self, params: v1_unstable.ListSessionsRequest, ctx: AgentContext
         ) -> v1.ListSessionsResponse:
             raise AssertionError
 
@@ -91,7 +90,7 @@ async def test_what_initialize_answers_decides_what_is_served() -> None:
 def test_handlers_that_nobody_wrote_are_none() -> None:
     class Some(Echo):
         async def load_session(
-            self, params: v1_unstable.LoadSessionRequest, ctx: Context
+            self, params: v1_unstable.LoadSessionRequest, ctx: AgentContext
         ) -> v1.LoadSessionResponse:
             return v1.LoadSessionResponse()
 
@@ -106,7 +105,7 @@ def test_handlers_that_nobody_wrote_are_none() -> None:
 def test_modes_and_options_are_served_if_declared_or_written() -> None:
     class Written(Echo):
         async def set_session_mode(
-            self, params: v1_unstable.SetSessionModeRequest, ctx: Context
+            self, params: v1_unstable.SetSessionModeRequest, ctx: AgentContext
         ) -> v1.SetSessionModeResponse:
             return v1.SetSessionModeResponse()
 
@@ -218,9 +217,8 @@ async def test_a_handler_that_opens_sessions_itself_can_use_the_declared_state()
         capabilities = Capabilities(modes=[v1.SessionMode(id="a", name="A")])
 
         async def load_session(
-            self, params: v1_unstable.LoadSessionRequest, ctx: Context
+            self, params: v1_unstable.LoadSessionRequest, ctx: AgentContext
         ) -> v1.LoadSessionResponse:
-            assert isinstance(ctx, AgentContext)
             await ctx.update(v1.UserMessageChunk(content=v1.TextContent(text="old")))
             return v1.LoadSessionResponse(modes=self.initial_modes() or UNSET)
 
@@ -250,29 +248,31 @@ class Everything(Echo):
         self.cancelled = asyncio.Event()
 
     async def authenticate(
-        self, params: v1_unstable.AuthenticateRequest, ctx: Context
+        self, params: v1_unstable.AuthenticateRequest, ctx: AgentContext
     ) -> v1.AuthenticateResponse:
         self.asked.append(params)
         return v1.AuthenticateResponse()
 
-    async def logout(self, params: v1_unstable.LogoutRequest, ctx: Context) -> v1.LogoutResponse:
+    async def logout(
+        self, params: v1_unstable.LogoutRequest, ctx: AgentContext
+    ) -> v1.LogoutResponse:
         self.asked.append(params)
         return v1.LogoutResponse()
 
     async def load_session(
-        self, params: v1_unstable.LoadSessionRequest, ctx: Context
+        self, params: v1_unstable.LoadSessionRequest, ctx: AgentContext
     ) -> v1.LoadSessionResponse:
         self.asked.append(params)
         return v1.LoadSessionResponse()
 
     async def resume_session(
-        self, params: v1_unstable.ResumeSessionRequest, ctx: Context
+        self, params: v1_unstable.ResumeSessionRequest, ctx: AgentContext
     ) -> v1.ResumeSessionResponse:
         self.asked.append(params)
         return v1.ResumeSessionResponse()
 
     async def list_sessions(
-        self, params: v1_unstable.ListSessionsRequest, ctx: Context
+        self, params: v1_unstable.ListSessionsRequest, ctx: AgentContext
     ) -> v1.ListSessionsResponse:
         self.asked.append(params)
         if params.cursor == "bad":
@@ -284,18 +284,18 @@ class Everything(Echo):
         )
 
     async def close_session(
-        self, params: v1_unstable.CloseSessionRequest, ctx: Context
+        self, params: v1_unstable.CloseSessionRequest, ctx: AgentContext
     ) -> v1.CloseSessionResponse:
         self.asked.append(params)
         return v1.CloseSessionResponse()
 
     async def delete_session(
-        self, params: v1_unstable.DeleteSessionRequest, ctx: Context
+        self, params: v1_unstable.DeleteSessionRequest, ctx: AgentContext
     ) -> v1.DeleteSessionResponse:
         self.asked.append(params)
         return v1.DeleteSessionResponse()
 
-    async def cancel(self, params: v1_unstable.CancelNotification, ctx: Context) -> None:
+    async def cancel(self, params: v1_unstable.CancelNotification, ctx: AgentContext) -> None:
         self.asked.append(params)
         self.cancelled.set()
 
@@ -379,7 +379,7 @@ async def test_usage_of_a_turn_reaches_the_client_without_unstable() -> None:
 async def test_a_handler_s_error_answers_with_exactly_its_code_message_and_data() -> None:
     class Failing(Echo):
         async def new_session(
-            self, params: v1_unstable.NewSessionRequest, ctx: Context
+            self, params: v1_unstable.NewSessionRequest, ctx: AgentContext
         ) -> v1.NewSessionResponse:
             raise RequestError.of(-1234, "out of cheese", {"left": [0, None]})
 

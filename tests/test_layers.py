@@ -47,8 +47,8 @@ ARROWS: dict[str, dict[str, str]] = {
     },
     "_handlers": {
         "_errors": "what nobody overrides answers MethodNotFound",
-        "runtime": "handlers take a Context",
         "schema": "handlers and calls are typed by the method table",
+        "sessions": "AgentContext and ClientContext, in annotations",
     },
     "sessions": {
         "_errors": "turns that are over, sessions that are closed",
@@ -76,7 +76,6 @@ ARROWS: dict[str, dict[str, str]] = {
         "_capabilities": "what it offers",
         "_errors": "refusals of its own defaults",
         "_handlers": "the handlers to override",
-        "runtime": "Context, in annotations",
         "schema": "parameter and result types",
         "sessions": "turns",
     },
@@ -84,7 +83,6 @@ ARROWS: dict[str, dict[str, str]] = {
         "_capabilities": "what it offers",
         "_errors": "what may end a programme from inside a deciding function",
         "_handlers": "the handlers to override",
-        "runtime": "Context, in annotations",
         "schema": "parameter and result types",
         "services": "what it lends, in annotations",
         "sessions": "updates",
@@ -135,7 +133,6 @@ ARROWS: dict[str, dict[str, str]] = {
         "__init__": "the command is a user of the public API",
         "_errors": "exit codes by exception, without loading more",
         "_version": "--version",
-        "runtime": "Context, in annotations",
         "schema": "showing updates",
         "services": "lending files and terminals",
         "transports": "securing the streams before a user's module is imported",

@@ -186,3 +186,13 @@ async def test_what_two_sides_of_ours_record_is_the_same_conversation() -> None:
         "session/new",
         "session/prompt",
     ]
+
+
+def test_a_recording_is_one_line_a_frame_for_every_reader(tmp_path: Path) -> None:
+    path = tmp_path / "wire.ndjson"
+    recorder = Recorder(path)
+    recorder("in", '{"text":"a\u2028b\u2029c\u0085d"}'.encode())
+    recorder.close()
+
+    (line,) = path.read_text("utf-8").splitlines()
+    assert json.loads(line)["frame"] == {"text": "a\u2028b\u2029c\u0085d"}

@@ -48,7 +48,6 @@ from tests.in_process import InProcess
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-    from antiphon.runtime import Context
 
 BOUND = 20.0
 ECHO = [
@@ -116,20 +115,19 @@ class Script(Agent):
         return None
 
     async def load_session(
-        self, params: v1.LoadSessionRequest, ctx: Context
+        self, params: v1.LoadSessionRequest, ctx: AgentContext
     ) -> v1.LoadSessionResponse:
-        assert isinstance(ctx, AgentContext)
         for text in ("old", "older"):
             await ctx.update(v1.UserMessageChunk(content=v1.TextContent(text=text)))
         return v1.LoadSessionResponse()
 
     async def resume_session(
-        self, params: v1.ResumeSessionRequest, ctx: Context
+        self, params: v1.ResumeSessionRequest, ctx: AgentContext
     ) -> v1.ResumeSessionResponse:
         return v1.ResumeSessionResponse()
 
     async def list_sessions(
-        self, params: v1.ListSessionsRequest, ctx: Context
+        self, params: v1.ListSessionsRequest, ctx: AgentContext
     ) -> v1.ListSessionsResponse:
         page = int(params.cursor or 0)
         return v1.ListSessionsResponse(
@@ -138,40 +136,40 @@ class Script(Agent):
         )
 
     async def close_session(
-        self, params: v1.CloseSessionRequest, ctx: Context
+        self, params: v1.CloseSessionRequest, ctx: AgentContext
     ) -> v1.CloseSessionResponse:
         self.closed.append(params.session_id)
         return v1.CloseSessionResponse()
 
     async def delete_session(
-        self, params: v1.DeleteSessionRequest, ctx: Context
+        self, params: v1.DeleteSessionRequest, ctx: AgentContext
     ) -> v1.DeleteSessionResponse:
         self.closed.append(f"deleted {params.session_id}")
         return v1.DeleteSessionResponse()
 
     async def authenticate(
-        self, params: v1.AuthenticateRequest, ctx: Context
+        self, params: v1.AuthenticateRequest, ctx: AgentContext
     ) -> v1.AuthenticateResponse:
         self.signed_in = True
         return v1.AuthenticateResponse()
 
-    async def logout(self, params: v1.LogoutRequest, ctx: Context) -> v1.LogoutResponse:
+    async def logout(self, params: v1.LogoutRequest, ctx: AgentContext) -> v1.LogoutResponse:
         if not self.signed_in:
             raise AuthRequired
         self.signed_in = False
         return v1.LogoutResponse()
 
     @extension("_script/twice")
-    async def twice(self, params: Any, ctx: Context) -> Any:
+    async def twice(self, params: Any, ctx: AgentContext) -> Any:
         return {"twice": params["text"] * 2}
 
     @extension("_script/ctrl-c")
-    async def ctrl_c(self, params: Any, ctx: Context) -> Any:
+    async def ctrl_c(self, params: Any, ctx: AgentContext) -> Any:
         interrupt()
         await asyncio.get_running_loop().create_future()
 
     @extension("_script/told", kind="notification")
-    async def tell(self, params: Any, ctx: Context) -> None:
+    async def tell(self, params: Any, ctx: AgentContext) -> None:
         self.told.append(params)
 
 
@@ -552,11 +550,11 @@ class Lender(Client):
         self.seen: list[str] = []
 
     async def read_text_file(
-        self, params: v1.ReadTextFileRequest, ctx: Context
+        self, params: v1.ReadTextFileRequest, ctx: ClientContext
     ) -> v1.ReadTextFileResponse:
         return v1.ReadTextFileResponse(content=f"text of {params.path}")
 
-    async def session_update(self, params: v1.SessionNotification, ctx: Context) -> None:
+    async def session_update(self, params: v1.SessionNotification, ctx: ClientContext) -> None:
         assert not isinstance(params.update, UnknownUpdate)
         self.seen.append(type(params.update).__name__)
 
@@ -587,7 +585,7 @@ def test_a_client_stays_itself_beside_a_plain_function(given: str) -> None:
 def test_a_client_that_decides_by_itself_takes_no_other_decision() -> None:
     class Decided(Client):
         async def request_permission(
-            self, params: Params, ctx: Context
+            self, params: Params, ctx: ClientContext
         ) -> v1.RequestPermissionResponse:
             return v1.RequestPermissionResponse(
                 outcome=v1.SelectedPermissionOutcome(option_id="allow_always")

@@ -36,8 +36,8 @@ from msgspec import UNSET, UnsetType
 from antiphon._errors import MethodNotFound
 
 if TYPE_CHECKING:
-    from antiphon.runtime import Context
     from antiphon.schema import v1, v1_unstable
+    from antiphon.sessions import AgentContext, ClientContext
 
 __all__ = ["AgentCalls", "AgentHandlers", "ClientCalls", "ClientHandlers"]
 
@@ -83,8 +83,8 @@ class _Writer:
             result = self._first(row.result) if row.result else "None"
             yield ""
             yield (
-                f"    async def {row.handler}(self, params: v1_unstable.{row.params}, ctx: Context)"
-                f" -> {result}:"
+                f"    async def {row.handler}(self, params: v1_unstable.{row.params}, "
+                f"ctx: {side.title()}Context) -> {result}:"
             )
             status = "" if row.stable else "; unstable"
             yield f'        """Answer {row.kind} `{row.name}`{status}."""'

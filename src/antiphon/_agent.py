@@ -12,14 +12,13 @@ from antiphon._capabilities import Capabilities, agent_tree
 from antiphon._errors import InvalidParams, MethodNotFound
 from antiphon._handlers import AgentHandlers
 from antiphon.schema import UNSET, v1, v1_unstable
-from antiphon.sessions import AgentContext, Turn, find_extensions
+from antiphon.sessions import Turn, find_extensions
 from antiphon.sessions._methods import allowed_by, table, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from antiphon.runtime import Context
-    from antiphon.sessions import Extensions
+    from antiphon.sessions import AgentContext, Extensions
 
 __all__ = ["Agent"]
 
@@ -62,10 +61,10 @@ class Agent(AgentHandlers):
         raise MethodNotFound("session/prompt")
 
     async def initialize(
-        self, params: v1_unstable.InitializeRequest, ctx: Context
+        self, params: v1_unstable.InitializeRequest, ctx: AgentContext
     ) -> v1.InitializeResponse:
         """Agree on the version and advertise (R1-23..R1-26, R1-40). Seldom overridden."""
-        unstable = isinstance(ctx, AgentContext) and ctx.peer.unstable
+        unstable = ctx.peer.unstable
         signing_in_a_terminal = allowed_by(tree_of(params.client_capabilities), "auth.terminal")
         methods = [
             method
@@ -80,7 +79,7 @@ class Agent(AgentHandlers):
         )
 
     async def new_session(
-        self, params: v1_unstable.NewSessionRequest, ctx: Context
+        self, params: v1_unstable.NewSessionRequest, ctx: AgentContext
     ) -> v1.NewSessionResponse:
         """Open a session: by default a random id, with the declared modes and options (R1-47)."""
         del params, ctx
@@ -91,26 +90,26 @@ class Agent(AgentHandlers):
         )
 
     async def set_session_mode(
-        self, params: v1_unstable.SetSessionModeRequest, ctx: Context
+        self, params: v1_unstable.SetSessionModeRequest, ctx: AgentContext
     ) -> v1.SetSessionModeResponse:
         """Change the mode; by default served for the declared modes.
 
         The state is kept per session (`ctx.session().modes`); unknown modes are refused before
         (R1-119), and every mode in a session whose answer named none.
         """
-        if isinstance(ctx, AgentContext) and ctx.session().modes is None:
+        if ctx.session().modes is None:
             raise InvalidParams({"modeId": params.mode_id}, "unknown or unavailable mode")
         return v1.SetSessionModeResponse()
 
     async def set_session_config_option(
-        self, params: v1_unstable.SetSessionConfigOptionRequest, ctx: Context
+        self, params: v1_unstable.SetSessionConfigOptionRequest, ctx: AgentContext
     ) -> v1.SetSessionConfigOptionResponse:
         """Change an option; by default served for the declared options.
 
         They are kept per session (`ctx.session().config_options`); unknown options and values are
         refused before (R1-120, R1-121).
         """
-        options = ctx.session().config_options if isinstance(ctx, AgentContext) else None
+        options = ctx.session().config_options
         if options is None:
             raise InvalidParams({"reason": "unknown config option", "configId": params.config_id})
         return v1_unstable.SetSessionConfigOptionResponse(

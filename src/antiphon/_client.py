@@ -16,9 +16,8 @@ from antiphon.sessions._methods import table
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from antiphon.runtime import Context
     from antiphon.services import Files, Terminals
-    from antiphon.sessions import AgentPeer, Extensions, Observer
+    from antiphon.sessions import AgentPeer, ClientContext, Extensions, Observer
 
 __all__ = ["Client", "Permissions"]
 
@@ -85,7 +84,7 @@ class Client(ClientHandlers):
         self.on_update = on_update
 
     async def request_permission(
-        self, params: v1_unstable.RequestPermissionRequest, ctx: Context
+        self, params: v1_unstable.RequestPermissionRequest, ctx: ClientContext
     ) -> v1.RequestPermissionResponse:
         """Decide as `permissions` says, failing closed."""
         decision: Decision

@@ -15,8 +15,8 @@ from msgspec import UNSET, UnsetType
 from antiphon._errors import MethodNotFound
 
 if TYPE_CHECKING:
-    from antiphon.runtime import Context
     from antiphon.schema import v1, v1_unstable
+    from antiphon.sessions import AgentContext, ClientContext
 
 __all__ = ["AgentCalls", "AgentHandlers", "ClientCalls", "ClientHandlers"]
 
@@ -30,143 +30,147 @@ class AgentHandlers:
     """
 
     async def initialize(
-        self, params: v1_unstable.InitializeRequest, ctx: Context
+        self, params: v1_unstable.InitializeRequest, ctx: AgentContext
     ) -> v1.InitializeResponse:
         """Answer request `initialize`."""
         raise MethodNotFound("initialize")
 
     async def authenticate(
-        self, params: v1_unstable.AuthenticateRequest, ctx: Context
+        self, params: v1_unstable.AuthenticateRequest, ctx: AgentContext
     ) -> v1.AuthenticateResponse:
         """Answer request `authenticate`."""
         raise MethodNotFound("authenticate")
 
     async def list_providers(
-        self, params: v1_unstable.ListProvidersRequest, ctx: Context
+        self, params: v1_unstable.ListProvidersRequest, ctx: AgentContext
     ) -> v1_unstable.ListProvidersResponse:
         """Answer request `providers/list`; unstable."""
         raise MethodNotFound("providers/list")
 
     async def set_provider(
-        self, params: v1_unstable.SetProviderRequest, ctx: Context
+        self, params: v1_unstable.SetProviderRequest, ctx: AgentContext
     ) -> v1_unstable.SetProviderResponse:
         """Answer request `providers/set`; unstable."""
         raise MethodNotFound("providers/set")
 
     async def disable_provider(
-        self, params: v1_unstable.DisableProviderRequest, ctx: Context
+        self, params: v1_unstable.DisableProviderRequest, ctx: AgentContext
     ) -> v1_unstable.DisableProviderResponse:
         """Answer request `providers/disable`; unstable."""
         raise MethodNotFound("providers/disable")
 
-    async def logout(self, params: v1_unstable.LogoutRequest, ctx: Context) -> v1.LogoutResponse:
+    async def logout(
+        self, params: v1_unstable.LogoutRequest, ctx: AgentContext
+    ) -> v1.LogoutResponse:
         """Answer request `logout`."""
         raise MethodNotFound("logout")
 
     async def auth_status(
-        self, params: v1_unstable.AuthStatusRequest, ctx: Context
+        self, params: v1_unstable.AuthStatusRequest, ctx: AgentContext
     ) -> v1_unstable.AuthStatusResponse:
         """Answer request `auth/status`; unstable."""
         raise MethodNotFound("auth/status")
 
     async def new_session(
-        self, params: v1_unstable.NewSessionRequest, ctx: Context
+        self, params: v1_unstable.NewSessionRequest, ctx: AgentContext
     ) -> v1.NewSessionResponse:
         """Answer request `session/new`."""
         raise MethodNotFound("session/new")
 
     async def load_session(
-        self, params: v1_unstable.LoadSessionRequest, ctx: Context
+        self, params: v1_unstable.LoadSessionRequest, ctx: AgentContext
     ) -> v1.LoadSessionResponse:
         """Answer request `session/load`."""
         raise MethodNotFound("session/load")
 
     async def list_sessions(
-        self, params: v1_unstable.ListSessionsRequest, ctx: Context
+        self, params: v1_unstable.ListSessionsRequest, ctx: AgentContext
     ) -> v1.ListSessionsResponse:
         """Answer request `session/list`."""
         raise MethodNotFound("session/list")
 
     async def delete_session(
-        self, params: v1_unstable.DeleteSessionRequest, ctx: Context
+        self, params: v1_unstable.DeleteSessionRequest, ctx: AgentContext
     ) -> v1.DeleteSessionResponse:
         """Answer request `session/delete`."""
         raise MethodNotFound("session/delete")
 
     async def fork_session(
-        self, params: v1_unstable.ForkSessionRequest, ctx: Context
+        self, params: v1_unstable.ForkSessionRequest, ctx: AgentContext
     ) -> v1_unstable.ForkSessionResponse:
         """Answer request `session/fork`; unstable."""
         raise MethodNotFound("session/fork")
 
     async def archive_session(
-        self, params: v1_unstable.ArchiveSessionRequest, ctx: Context
+        self, params: v1_unstable.ArchiveSessionRequest, ctx: AgentContext
     ) -> v1_unstable.ArchiveSessionResponse:
         """Answer request `session/archive`; unstable."""
         raise MethodNotFound("session/archive")
 
     async def unarchive_session(
-        self, params: v1_unstable.UnarchiveSessionRequest, ctx: Context
+        self, params: v1_unstable.UnarchiveSessionRequest, ctx: AgentContext
     ) -> v1_unstable.UnarchiveSessionResponse:
         """Answer request `session/unarchive`; unstable."""
         raise MethodNotFound("session/unarchive")
 
     async def session_status(
-        self, params: v1_unstable.SessionStatusRequest, ctx: Context
+        self, params: v1_unstable.SessionStatusRequest, ctx: AgentContext
     ) -> v1_unstable.SessionStatusResponse:
         """Answer request `session/status`; unstable."""
         raise MethodNotFound("session/status")
 
     async def set_session_title(
-        self, params: v1_unstable.SetSessionTitleRequest, ctx: Context
+        self, params: v1_unstable.SetSessionTitleRequest, ctx: AgentContext
     ) -> v1_unstable.SetSessionTitleResponse:
         """Answer request `session/set_title`; unstable."""
         raise MethodNotFound("session/set_title")
 
     async def resume_session(
-        self, params: v1_unstable.ResumeSessionRequest, ctx: Context
+        self, params: v1_unstable.ResumeSessionRequest, ctx: AgentContext
     ) -> v1.ResumeSessionResponse:
         """Answer request `session/resume`."""
         raise MethodNotFound("session/resume")
 
     async def close_session(
-        self, params: v1_unstable.CloseSessionRequest, ctx: Context
+        self, params: v1_unstable.CloseSessionRequest, ctx: AgentContext
     ) -> v1.CloseSessionResponse:
         """Answer request `session/close`."""
         raise MethodNotFound("session/close")
 
     async def set_session_mode(
-        self, params: v1_unstable.SetSessionModeRequest, ctx: Context
+        self, params: v1_unstable.SetSessionModeRequest, ctx: AgentContext
     ) -> v1.SetSessionModeResponse:
         """Answer request `session/set_mode`."""
         raise MethodNotFound("session/set_mode")
 
     async def set_session_config_option(
-        self, params: v1_unstable.SetSessionConfigOptionRequest, ctx: Context
+        self, params: v1_unstable.SetSessionConfigOptionRequest, ctx: AgentContext
     ) -> v1.SetSessionConfigOptionResponse:
         """Answer request `session/set_config_option`."""
         raise MethodNotFound("session/set_config_option")
 
-    async def cancel(self, params: v1_unstable.CancelNotification, ctx: Context) -> None:
+    async def cancel(self, params: v1_unstable.CancelNotification, ctx: AgentContext) -> None:
         """Answer notification `session/cancel`."""
 
-    async def message_mcp(self, params: v1_unstable.MessageMcpNotification, ctx: Context) -> None:
+    async def message_mcp(
+        self, params: v1_unstable.MessageMcpNotification, ctx: AgentContext
+    ) -> None:
         """Answer notification `mcp/message`; unstable."""
 
     async def initialize_proxy(
-        self, params: v1_unstable.InitializeProxyRequest, ctx: Context
+        self, params: v1_unstable.InitializeProxyRequest, ctx: AgentContext
     ) -> v1_unstable.InitializeProxyResponse:
         """Answer request `proxy/initialize`; unstable."""
         raise MethodNotFound("proxy/initialize")
 
     async def proxy_successor(
-        self, params: v1_unstable.ProxySuccessorRequest, ctx: Context
+        self, params: v1_unstable.ProxySuccessorRequest, ctx: AgentContext
     ) -> v1_unstable.ProxySuccessorResponse:
         """Answer request `proxy/successor`; unstable."""
         raise MethodNotFound("proxy/successor")
 
     async def proxy_successor_notification(
-        self, params: v1_unstable.ProxySuccessorNotification, ctx: Context
+        self, params: v1_unstable.ProxySuccessorNotification, ctx: AgentContext
     ) -> None:
         """Answer notification `proxy/successor`; unstable."""
 
@@ -179,86 +183,88 @@ class ClientHandlers:
     """
 
     async def write_text_file(
-        self, params: v1_unstable.WriteTextFileRequest, ctx: Context
+        self, params: v1_unstable.WriteTextFileRequest, ctx: ClientContext
     ) -> v1.WriteTextFileResponse:
         """Answer request `fs/write_text_file`."""
         raise MethodNotFound("fs/write_text_file")
 
     async def read_text_file(
-        self, params: v1_unstable.ReadTextFileRequest, ctx: Context
+        self, params: v1_unstable.ReadTextFileRequest, ctx: ClientContext
     ) -> v1.ReadTextFileResponse:
         """Answer request `fs/read_text_file`."""
         raise MethodNotFound("fs/read_text_file")
 
     async def request_permission(
-        self, params: v1_unstable.RequestPermissionRequest, ctx: Context
+        self, params: v1_unstable.RequestPermissionRequest, ctx: ClientContext
     ) -> v1.RequestPermissionResponse:
         """Answer request `session/request_permission`."""
         raise MethodNotFound("session/request_permission")
 
     async def create_terminal(
-        self, params: v1_unstable.CreateTerminalRequest, ctx: Context
+        self, params: v1_unstable.CreateTerminalRequest, ctx: ClientContext
     ) -> v1.CreateTerminalResponse:
         """Answer request `terminal/create`."""
         raise MethodNotFound("terminal/create")
 
     async def terminal_output(
-        self, params: v1_unstable.TerminalOutputRequest, ctx: Context
+        self, params: v1_unstable.TerminalOutputRequest, ctx: ClientContext
     ) -> v1.TerminalOutputResponse:
         """Answer request `terminal/output`."""
         raise MethodNotFound("terminal/output")
 
     async def release_terminal(
-        self, params: v1_unstable.ReleaseTerminalRequest, ctx: Context
+        self, params: v1_unstable.ReleaseTerminalRequest, ctx: ClientContext
     ) -> v1.ReleaseTerminalResponse:
         """Answer request `terminal/release`."""
         raise MethodNotFound("terminal/release")
 
     async def wait_for_terminal_exit(
-        self, params: v1_unstable.WaitForTerminalExitRequest, ctx: Context
+        self, params: v1_unstable.WaitForTerminalExitRequest, ctx: ClientContext
     ) -> v1.WaitForTerminalExitResponse:
         """Answer request `terminal/wait_for_exit`."""
         raise MethodNotFound("terminal/wait_for_exit")
 
     async def kill_terminal(
-        self, params: v1_unstable.KillTerminalRequest, ctx: Context
+        self, params: v1_unstable.KillTerminalRequest, ctx: ClientContext
     ) -> v1.KillTerminalResponse:
         """Answer request `terminal/kill`."""
         raise MethodNotFound("terminal/kill")
 
     async def create_elicitation(
-        self, params: v1_unstable.CreateElicitationRequest, ctx: Context
+        self, params: v1_unstable.CreateElicitationRequest, ctx: ClientContext
     ) -> v1.CreateElicitationResponse:
         """Answer request `elicitation/create`."""
         raise MethodNotFound("elicitation/create")
 
     async def message_mcp(
-        self, params: v1_unstable.MessageMcpRequest, ctx: Context
+        self, params: v1_unstable.MessageMcpRequest, ctx: ClientContext
     ) -> v1_unstable.MessageMcpResponse:
         """Answer request `mcp/message`; unstable."""
         raise MethodNotFound("mcp/message")
 
-    async def session_update(self, params: v1_unstable.SessionNotification, ctx: Context) -> None:
+    async def session_update(
+        self, params: v1_unstable.SessionNotification, ctx: ClientContext
+    ) -> None:
         """Answer notification `session/update`."""
 
     async def complete_elicitation(
-        self, params: v1_unstable.CompleteElicitationNotification, ctx: Context
+        self, params: v1_unstable.CompleteElicitationNotification, ctx: ClientContext
     ) -> None:
         """Answer notification `elicitation/complete`."""
 
     async def auth_status_update(
-        self, params: v1_unstable.AuthStatusUpdateNotification, ctx: Context
+        self, params: v1_unstable.AuthStatusUpdateNotification, ctx: ClientContext
     ) -> None:
         """Answer notification `auth/status_update`; unstable."""
 
     async def proxy_successor(
-        self, params: v1_unstable.ProxySuccessorRequest, ctx: Context
+        self, params: v1_unstable.ProxySuccessorRequest, ctx: ClientContext
     ) -> v1_unstable.ProxySuccessorResponse:
         """Answer request `proxy/successor`; unstable."""
         raise MethodNotFound("proxy/successor")
 
     async def proxy_successor_notification(
-        self, params: v1_unstable.ProxySuccessorNotification, ctx: Context
+        self, params: v1_unstable.ProxySuccessorNotification, ctx: ClientContext
     ) -> None:
         """Answer notification `proxy/successor`; unstable."""
 

@@ -27,6 +27,13 @@ log = logging.getLogger("antiphon.connection")
 _encode = msgspec.json.Encoder().encode
 
 
+_LINE_ENDS = (
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+    (b"\xc2\x85", b"\\u0085"),
+)
+
+
 class Recorder:
     """Appends to a file that only its owner can read: frames hold prompts and file contents.
 
@@ -48,8 +55,11 @@ class Recorder:
             return
         try:
             msgspec.json.decode(frame)
-            # Both end a line for somebody who reads it as text; in JSON they are only space.
+            # All of these end a line for somebody who reads text; the first two are only space in
+            # JSON, the others can only stand in strings, where an escape means the same.
             text = frame.replace(b"\n", b" ").replace(b"\r", b" ")
+            for raw, escape in _LINE_ENDS:
+                text = text.replace(raw, escape)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             text = _encode(frame.decode("utf-8", "replace"))
         line = b'{"t":%.6f,"dir":"%s","frame":%s}\n' % (time.time(), direction.encode(), text)

@@ -15,7 +15,6 @@ from antiphon import (
     Agent,
     AgentContext,
     Capabilities,
-    Context,
     InvalidParams,
     Limits,
     RequestError,
@@ -224,7 +223,7 @@ async def test_a_second_initialize_is_refused_and_changes_nothing() -> None:
 async def test_a_handshake_that_the_agent_refuses_can_be_tried_again() -> None:
     class Choosy(Echo):
         async def initialize(
-            self, params: v1_unstable.InitializeRequest, ctx: Context
+            self, params: v1_unstable.InitializeRequest, ctx: AgentContext
         ) -> v1.InitializeResponse:
             if isinstance(params.client_info, v1.Implementation):
                 return await super().initialize(params, ctx)
@@ -514,8 +513,7 @@ async def test_sessions_of_one_connection_are_bounded_before_the_handler_runs() 
 
 async def test_what_follows_a_response_is_sent_behind_it() -> None:
     class Announcing(Echo):
-        async def new_session(self, params: Any, ctx: Context) -> v1.NewSessionResponse:
-            assert isinstance(ctx, AgentContext)
+        async def new_session(self, params: Any, ctx: AgentContext) -> v1.NewSessionResponse:
             response = await super().new_session(params, ctx)
 
             async def announce() -> None:
@@ -788,7 +786,7 @@ async def test_what_a_handler_says_about_closing_and_deleting_counts() -> None:
 async def test_a_fork_opens_a_session_of_its_own() -> None:
     class Forking(Optional):
         async def fork_session(
-            self, params: v1_unstable.ForkSessionRequest, ctx: Context
+            self, params: v1_unstable.ForkSessionRequest, ctx: AgentContext
         ) -> v1_unstable.ForkSessionResponse:
             if params.session_id == "nobody":
                 raise ResourceNotFound({"sessionId": "nobody"})
@@ -1386,7 +1384,7 @@ async def test_extensions_get_plain_values_and_their_own_errors() -> None:
 
     class Mine(Echo):
         @extension("_v/echo")
-        async def echo(self, params: Any, ctx: Context) -> Any:
+        async def echo(self, params: Any, ctx: AgentContext) -> Any:
             return {"params": params, "raw": ctx.raw.decode()}
 
         @extension("_v/nothing")
@@ -1447,7 +1445,7 @@ async def test_meta_and_unknown_members_reach_a_handler_and_never_its_arguments(
 
     class Mine(Echo):
         async def new_session(
-            self, params: v1_unstable.NewSessionRequest, ctx: Context
+            self, params: v1_unstable.NewSessionRequest, ctx: AgentContext
         ) -> v1.NewSessionResponse:
             seen.append((params.meta, b"zzz" in ctx.raw, ctx.method, ctx.session_id))
             return await super().new_session(params, ctx)

@@ -14,7 +14,6 @@ from antiphon import (
     Capabilities,
     Client,
     ClientContext,
-    Context,
     Limits,
     RequestError,
     Session,
@@ -106,45 +105,44 @@ class Lending(Client):
         self.seen: list[tuple[Any, ClientContext]] = []
         self.told = asyncio.Event()
 
-    def note(self, params: Any, ctx: Context) -> None:
-        assert isinstance(ctx, ClientContext)
+    def note(self, params: Any, ctx: ClientContext) -> None:
         self.seen.append((params, ctx))
 
-    async def read_text_file(self, params: Any, ctx: Context) -> v1.ReadTextFileResponse:
+    async def read_text_file(self, params: Any, ctx: ClientContext) -> v1.ReadTextFileResponse:
         self.note(params, ctx)
         return v1.ReadTextFileResponse(content="the text")
 
-    async def write_text_file(self, params: Any, ctx: Context) -> Any:
+    async def write_text_file(self, params: Any, ctx: ClientContext) -> Any:
         self.note(params, ctx)
 
-    async def create_terminal(self, params: Any, ctx: Context) -> v1.CreateTerminalResponse:
+    async def create_terminal(self, params: Any, ctx: ClientContext) -> v1.CreateTerminalResponse:
         self.note(params, ctx)
         return v1.CreateTerminalResponse(terminal_id="t1")
 
-    async def terminal_output(self, params: Any, ctx: Context) -> v1.TerminalOutputResponse:
+    async def terminal_output(self, params: Any, ctx: ClientContext) -> v1.TerminalOutputResponse:
         self.note(params, ctx)
         status = v1.TerminalExitStatus(exit_code=0)
         return v1.TerminalOutputResponse(output="out", truncated=True, exit_status=status)
 
     async def wait_for_terminal_exit(
-        self, params: Any, ctx: Context
+        self, params: Any, ctx: ClientContext
     ) -> v1.WaitForTerminalExitResponse:
         self.note(params, ctx)
         return v1.WaitForTerminalExitResponse(signal="SIGKILL")
 
-    async def kill_terminal(self, params: Any, ctx: Context) -> v1.KillTerminalResponse:
+    async def kill_terminal(self, params: Any, ctx: ClientContext) -> v1.KillTerminalResponse:
         self.note(params, ctx)
         return v1.KillTerminalResponse()
 
-    async def release_terminal(self, params: Any, ctx: Context) -> v1.ReleaseTerminalResponse:
+    async def release_terminal(self, params: Any, ctx: ClientContext) -> v1.ReleaseTerminalResponse:
         self.note(params, ctx)
         return v1.ReleaseTerminalResponse()
 
-    async def create_elicitation(self, params: Any, ctx: Context) -> Any:
+    async def create_elicitation(self, params: Any, ctx: ClientContext) -> Any:
         self.note(params, ctx)
         return v1.ElicitationAcceptAction(content={"n": 1, "s": "x", "l": ["a"]})
 
-    async def complete_elicitation(self, params: Any, ctx: Context) -> None:
+    async def complete_elicitation(self, params: Any, ctx: ClientContext) -> None:
         self.note(params, ctx)
         self.told.set()
 
@@ -256,12 +254,12 @@ async def test_what_a_handler_raises_stays_here_unless_it_is_an_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Failing(Lending):
-        async def read_text_file(self, params: Any, ctx: Context) -> v1.ReadTextFileResponse:
+        async def read_text_file(self, params: Any, ctx: ClientContext) -> v1.ReadTextFileResponse:
             if params.path == "/mine":
                 raise RequestError.of(-32002, "gone", {"uri": "file:///mine"})
             raise OSError("a secret path")
 
-        async def terminal_output(self, params: Any, ctx: Context) -> Any:
+        async def terminal_output(self, params: Any, ctx: ClientContext) -> Any:
             return {"output": "", "truncated": False}
 
     async with raw_agent(Failing()) as (_, raw):
@@ -338,7 +336,7 @@ async def test_a_question_can_be_withdrawn_at_any_moment() -> None:
     asked = asyncio.Event()
 
     class Slow(Lending):
-        async def create_elicitation(self, params: Any, ctx: Context) -> Any:
+        async def create_elicitation(self, params: Any, ctx: ClientContext) -> Any:
             self.note(params, ctx)
             asked.set()
             await asyncio.Event().wait()
@@ -359,10 +357,10 @@ async def test_unstable_methods_are_served_on_an_unstable_connection_only() -> N
     told = asyncio.Event()
 
     class Binding(Client):
-        async def message_mcp(self, params: Any, ctx: Context) -> Any:
+        async def message_mcp(self, params: Any, ctx: ClientContext) -> Any:
             return v1_unstable.MessageMcpResponseResult(result=None)
 
-        async def auth_status_update(self, params: Any, ctx: Context) -> None:
+        async def auth_status_update(self, params: Any, ctx: ClientContext) -> None:
             assert params.state == "authenticated"
             told.set()
 
@@ -556,8 +554,7 @@ async def test_an_open_question_holds_up_neither_files_nor_updates() -> None:
 
 async def test_a_handler_may_call_the_agent_back() -> None:
     class Curious(Lending):
-        async def read_text_file(self, params: Any, ctx: Context) -> v1.ReadTextFileResponse:
-            assert isinstance(ctx, ClientContext)
+        async def read_text_file(self, params: Any, ctx: ClientContext) -> v1.ReadTextFileResponse:
             value = await ctx.peer.request_extension("_a/text")
             return v1.ReadTextFileResponse(content=value["text"])
 
@@ -676,8 +673,7 @@ async def test_an_overridden_update_handler_gets_the_context_of_the_update() -> 
     seen: list[Any] = []
 
     class Mine(Client):
-        async def session_update(self, params: Any, ctx: Context) -> None:
-            assert isinstance(ctx, ClientContext)
+        async def session_update(self, params: Any, ctx: ClientContext) -> None:
             seen.append((params.meta, ctx.method, ctx.session_id, json.loads(ctx.raw), ctx.session))
 
     async with raw_agent(Mine()) as (peer, raw):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from antiphon import Agent, AgentContext, RequestError, Turn, serve_stdio
+from antiphon import Agent, RequestError, Turn, serve_stdio
 from antiphon._version import __version__
 from antiphon.cli import _demo_fixture as fixture
 from antiphon.schema import v1
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Awaitable, Sequence
 
-    from antiphon import Context
+    from antiphon import AgentContext
 
 __all__ = ["DemoAgent", "run"]
 
@@ -96,7 +96,7 @@ class DemoAgent(Agent):
             _clear(memory)
 
     async def new_session(
-        self, params: v1.NewSessionRequest, ctx: Context
+        self, params: v1.NewSessionRequest, ctx: AgentContext
     ) -> v1.NewSessionResponse:
         memory = _Memory(id=str(uuid.uuid4()), cwd=params.cwd, updated_at=_now())
         self._sessions[memory.id] = memory
@@ -105,22 +105,21 @@ class DemoAgent(Agent):
         )
 
     async def load_session(
-        self, params: v1.LoadSessionRequest, ctx: Context
+        self, params: v1.LoadSessionRequest, ctx: AgentContext
     ) -> v1.LoadSessionResponse:
         memory = self._known(params.session_id, params.cwd)
-        assert isinstance(ctx, AgentContext)
         for update in memory.history:
             await ctx.update(update)
         return v1.LoadSessionResponse(modes=_modes(memory), config_options=_options(memory))
 
     async def resume_session(
-        self, params: v1.ResumeSessionRequest, ctx: Context
+        self, params: v1.ResumeSessionRequest, ctx: AgentContext
     ) -> v1.ResumeSessionResponse:
         memory = self._known(params.session_id, params.cwd)
         return v1.ResumeSessionResponse(modes=_modes(memory), config_options=_options(memory))
 
     async def list_sessions(
-        self, params: v1.ListSessionsRequest, ctx: Context
+        self, params: v1.ListSessionsRequest, ctx: AgentContext
     ) -> v1.ListSessionsResponse:
         fitting = [m for m in self._sessions.values() if not params.cwd or m.cwd == params.cwd]
         start = _start_of_page(params.cursor, len(fitting))
@@ -135,7 +134,7 @@ class DemoAgent(Agent):
         return response
 
     async def close_session(
-        self, params: v1.CloseSessionRequest, ctx: Context
+        self, params: v1.CloseSessionRequest, ctx: AgentContext
     ) -> v1.CloseSessionResponse:
         # The history stays: a closed session can be loaded again.
         memory = self._known(params.session_id)
@@ -143,7 +142,7 @@ class DemoAgent(Agent):
         return v1.CloseSessionResponse()
 
     async def delete_session(
-        self, params: v1.DeleteSessionRequest, ctx: Context
+        self, params: v1.DeleteSessionRequest, ctx: AgentContext
     ) -> v1.DeleteSessionResponse:
         memory = self._sessions.pop(params.session_id, None)
         if memory is not None:
@@ -151,23 +150,21 @@ class DemoAgent(Agent):
         return v1.DeleteSessionResponse()
 
     async def set_session_mode(
-        self, params: v1.SetSessionModeRequest, ctx: Context
+        self, params: v1.SetSessionModeRequest, ctx: AgentContext
     ) -> v1.SetSessionModeResponse:
         memory = self._known(params.session_id)
         _set_mode(memory, params.mode_id)
-        assert isinstance(ctx, AgentContext)
         session = ctx.session()
         ctx.after_response(lambda: session.set_config_options(_options(memory)))
         return v1.SetSessionModeResponse()
 
     async def set_session_config_option(
-        self, params: v1.SetSessionConfigOptionRequest, ctx: Context
+        self, params: v1.SetSessionConfigOptionRequest, ctx: AgentContext
     ) -> v1.SetSessionConfigOptionResponse:
         memory = self._known(params.session_id)
         if params.config_id != _MODE_OPTION:
             raise _invalid("unknown_config_option", configId=params.config_id)
         _set_mode(memory, params.value)
-        assert isinstance(ctx, AgentContext)
         session = ctx.session()
         ctx.after_response(lambda: session.set_mode(memory.mode))
         return v1.SetSessionConfigOptionResponse(config_options=_options(memory))

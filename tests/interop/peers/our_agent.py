@@ -31,7 +31,6 @@ from antiphon.schema import UNSET, UnknownUpdate, decode, decode_update, encode,
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from antiphon import Context
     from antiphon.sessions import Terminal
 
 Json = dict[str, Any]
@@ -89,25 +88,24 @@ class ScriptedAgent(Agent):
     # ------------------------------------------------------------ the connection
 
     async def authenticate(
-        self, params: v1.AuthenticateRequest, ctx: Context
+        self, params: v1.AuthenticateRequest, ctx: AgentContext
     ) -> v1.AuthenticateResponse:
         if params.method_id != "login":
             raise InvalidParams({"methodId": params.method_id})
         self.signed_in = True
         return v1.AuthenticateResponse()
 
-    async def logout(self, params: v1.LogoutRequest, ctx: Context) -> v1.LogoutResponse:
+    async def logout(self, params: v1.LogoutRequest, ctx: AgentContext) -> v1.LogoutResponse:
         self.signed_in = False
         return v1.LogoutResponse()
 
     # ------------------------------------------------------------ sessions
 
     async def new_session(
-        self, params: v1_unstable.NewSessionRequest, ctx: Context
+        self, params: v1_unstable.NewSessionRequest, ctx: AgentContext
     ) -> v1.NewSessionResponse:
         if not self.signed_in:
             raise AuthRequired({"authMethods": ["login"]})
-        assert isinstance(ctx, AgentContext)
         name = f"session-{len(self.saved.all) + 1}"
         self.saved.all[name] = {"cwd": params.cwd, "title": None, "history": []}
         self.saved.write()
@@ -121,9 +119,8 @@ class ScriptedAgent(Agent):
         )
 
     async def load_session(
-        self, params: v1_unstable.LoadSessionRequest, ctx: Context
+        self, params: v1_unstable.LoadSessionRequest, ctx: AgentContext
     ) -> v1.LoadSessionResponse:
-        assert isinstance(ctx, AgentContext)
         for update in self.saved.of(params.session_id, params.cwd)["history"]:
             replayed = decode_update(json.dumps(update).encode())
             assert not isinstance(replayed, UnknownUpdate)
@@ -133,7 +130,7 @@ class ScriptedAgent(Agent):
         )
 
     async def resume_session(
-        self, params: v1_unstable.ResumeSessionRequest, ctx: Context
+        self, params: v1_unstable.ResumeSessionRequest, ctx: AgentContext
     ) -> v1.ResumeSessionResponse:
         self.saved.of(params.session_id, params.cwd)
         return v1_unstable.ResumeSessionResponse(
@@ -141,7 +138,7 @@ class ScriptedAgent(Agent):
         )
 
     async def list_sessions(
-        self, params: v1_unstable.ListSessionsRequest, ctx: Context
+        self, params: v1_unstable.ListSessionsRequest, ctx: AgentContext
     ) -> v1.ListSessionsResponse:
         found = [
             v1.SessionInfo(session_id=name, cwd=saved["cwd"], title=saved["title"])
@@ -158,14 +155,13 @@ class ScriptedAgent(Agent):
         )
 
     async def close_session(
-        self, params: v1.CloseSessionRequest, ctx: Context
+        self, params: v1.CloseSessionRequest, ctx: AgentContext
     ) -> v1.CloseSessionResponse:
-        assert isinstance(ctx, AgentContext)
         ctx.session()  # unknown: not found
         return v1.CloseSessionResponse()
 
     async def delete_session(
-        self, params: v1.DeleteSessionRequest, ctx: Context
+        self, params: v1.DeleteSessionRequest, ctx: AgentContext
     ) -> v1.DeleteSessionResponse:
         self.saved.all[params.session_id] = None
         self.saved.write()
@@ -444,21 +440,20 @@ class ScriptedAgent(Agent):
     # ------------------------------------------------------------ extensions
 
     @extension("_interop/echo")
-    async def echo(self, params: Any, ctx: Context) -> Json:
+    async def echo(self, params: Any, ctx: AgentContext) -> Json:
         return {"method": ctx.method, "params": params}
 
     @extension("_interop/null")
-    async def null(self, params: Any, ctx: Context) -> None:
+    async def null(self, params: Any, ctx: AgentContext) -> None:
         return None
 
     @extension("_interop/tick", kind="notification")
-    async def tick(self, params: Any, ctx: Context) -> None:
+    async def tick(self, params: Any, ctx: AgentContext) -> None:
         self.told.append([ctx.method, params])
 
     @extension("_interop/poke", kind="notification")
-    async def poke(self, params: Any, ctx: Context) -> None:
+    async def poke(self, params: Any, ctx: AgentContext) -> None:
         self.told.append([ctx.method, params])
-        assert isinstance(ctx, AgentContext)
         await ctx.session(params["sessionId"]).info(title=params["title"])
 
 
