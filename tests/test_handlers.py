@@ -1,4 +1,4 @@
-"""The generated handler and call classes: defaults, delegation, and what importing them loads."""
+"""The generated handler classes: defaults, and what importing them loads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from antiphon._errors import MethodNotFound
-from antiphon._handlers import AgentCalls, AgentHandlers, ClientCalls, ClientHandlers
-from antiphon.schema import UNSET, v1, v1_unstable
+from antiphon._handlers import AgentHandlers, ClientHandlers
+from antiphon.schema import v1, v1_unstable
 
 NOBODY: Any = None
 
@@ -39,38 +39,6 @@ async def test_request_that_nobody_overrides_is_not_found_by_its_wire_name() -> 
 async def test_notification_that_nobody_overrides_is_ignored() -> None:
     await AgentHandlers().cancel(v1.CancelNotification(session_id="s"), NOBODY)
     await ClientHandlers().session_update(NOBODY, NOBODY)
-
-
-class Recorder(AgentCalls):
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    async def _request(self, params: Any, timeout: Any) -> Any:
-        self.seen.append((params, timeout))
-        return v1_unstable.ListSessionsResponse(sessions=[])
-
-    async def _notify(self, params: Any) -> None:
-        self.seen.append(params)
-
-
-async def test_calls_hand_over_params_and_timeout() -> None:
-    peer = Recorder()
-    listing, cancel = v1.ListSessionsRequest(), v1.CancelNotification(session_id="s")
-
-    answer = await peer.request(listing)
-    await peer.request(listing, timeout=None)
-    await peer.request(listing, timeout=1.5)
-    await peer.notify(cancel)
-
-    assert answer.sessions == []
-    assert peer.seen == [(listing, UNSET), (listing, None), (listing, 1.5), cancel]
-
-
-async def test_calls_do_nothing_by_themselves() -> None:
-    with pytest.raises(NotImplementedError):
-        await AgentCalls().request(v1.ListSessionsRequest())
-    with pytest.raises(NotImplementedError):
-        await ClientCalls().notify(v1.CompleteElicitationNotification(elicitation_id="e"))
 
 
 def test_import_loads_no_version_and_no_event_loop() -> None:

@@ -45,14 +45,12 @@ ARROWS: dict[str, dict[str, str]] = {
         "schema": "raw results and depth",
         "transports": "the contract of what moves frames",
     },
-    "_handlers": {
-        "_errors": "what nobody overrides answers MethodNotFound",
-        "schema": "handlers and calls are typed by the method table",
-        "sessions": "AgentContext and ClientContext, in annotations",
+    "_calls": {
+        "schema": "calls are typed by the method table",
     },
     "sessions": {
         "_errors": "turns that are over, sessions that are closed",
-        "_handlers": "a peer has the generated typed calls",
+        "_calls": "a peer has the generated typed calls",
         "core": "limits",
         "runtime": "calls and updates come from a connection",
         "schema": "the method table, types and the codec",
@@ -64,6 +62,11 @@ ARROWS: dict[str, dict[str, str]] = {
         "_launch": "a command that cannot be started says why",
         "_process": "a terminal is a supervised process",
         "schema": "parameter and result types",
+    },
+    "_handlers": {
+        "_errors": "what nobody overrides answers MethodNotFound",
+        "schema": "handlers are typed by the method table",
+        "sessions": "handlers take an AgentContext or a ClientContext",
     },
     "_capabilities": {
         "schema": "the method table says what overriding implies",

@@ -922,7 +922,7 @@ def overloads(module: str, name: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def test_requests_are_typed_as_with_async() -> None:
-    assert overloads("sync", "AgentPeer") == overloads("_handlers", "AgentCalls")
+    assert overloads("sync", "AgentPeer") == overloads("_calls", "AgentCalls")
 
 
 def test_what_is_offered_is_called_as_with_async() -> None:

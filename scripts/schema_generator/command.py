@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .handlers_module import handlers_module
+from .handlers_module import calls_module, handlers_module
 from .notes import load_notes
 from .pinned import Refused, load_pin, official_documents
 from .reading import Unreadable, read_model
@@ -49,6 +49,7 @@ def generated_files(root: Path = ROOT) -> dict[Path, str]:
         package / "schema" / "v1.py": types_module(stable, source),
         package / "schema" / "v1_unstable.py": unstable_module(unstable, stable, source),
         package / "_handlers.py": handlers_module(unstable, stable, source),
+        package / "_calls.py": calls_module(unstable, stable, source),
     }
     return {path: _formatted(text, path, root) for path, text in texts.items()}
 

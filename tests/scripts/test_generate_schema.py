@@ -33,7 +33,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA = ROOT / "src" / "antiphon" / "schema"
-GENERATED = [SCHEMA / "v1.py", SCHEMA / "v1_unstable.py", ROOT / "src/antiphon/_handlers.py"]
+GENERATED = [
+    SCHEMA / "v1.py",
+    SCHEMA / "v1_unstable.py",
+    ROOT / "src/antiphon/_handlers.py",
+    ROOT / "src/antiphon/_calls.py",
+]
 MODULES = {"v1": v1, "v1_unstable": v1_unstable}
 COUNTS = {"v1": 178, "v1_unstable": 252}
 VERSIONS = sorted(MODULES)
@@ -56,7 +61,8 @@ def copied(tmp_path: Path) -> Path:
     root = tmp_path / "repository"
     package = root / "src" / "antiphon"
     shutil.copytree(SCHEMA, package / "schema", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "src/antiphon/_handlers.py", package / "_handlers.py")
+    for module in ("_handlers.py", "_calls.py"):
+        shutil.copy(ROOT / "src/antiphon" / module, package / module)
     shutil.copy(ROOT / "pyproject.toml", root / "pyproject.toml")
     (root / ".cache").symlink_to(ROOT / ".cache")
     return root

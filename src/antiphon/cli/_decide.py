@@ -17,8 +17,8 @@ from antiphon.cli._view import Question, ToolView
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from antiphon import ClientContext
     from antiphon.cli._view import View
-    from antiphon.runtime import Context
     from antiphon.schema import v1_unstable as v1
     from antiphon.services import Operation
 
@@ -71,7 +71,9 @@ class Decider:
         # What a person allowed in a permission request, to be done once without asking again.
         self._granted: set[tuple[str, str, str]] = set()
 
-    async def permission(self, params: v1.RequestPermissionRequest, ctx: Context) -> str | None:
+    async def permission(
+        self, params: v1.RequestPermissionRequest, ctx: ClientContext
+    ) -> str | None:
         """Answer `session/request_permission`: an option's id, or None for "cancelled"."""
         del ctx
         self.requests += 1

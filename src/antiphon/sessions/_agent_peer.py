@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from antiphon._calls import AgentCalls
 from antiphon._errors import (
     AntiphonError,
     CapabilityError,
@@ -22,7 +23,6 @@ from antiphon._errors import (
     TurnInProgress,
     VersionMismatch,
 )
-from antiphon._handlers import AgentCalls
 from antiphon.runtime import Connection, FutureCall
 from antiphon.schema import (
     UNSET,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from antiphon._calls import ClientCalls
 from antiphon._errors import (
     CapabilityError,
     LimitExceeded,
@@ -15,7 +16,6 @@ from antiphon._errors import (
     RemoteProtocolError,
     ResourceNotFound,
 )
-from antiphon._handlers import ClientCalls
 from antiphon.runtime import Connection, FutureCall
 from antiphon.schema import UNSET, UnsetType, decode, decode_result, encode_checked, v1, v1_unstable
 from antiphon.sessions._agent_router import AgentHandlersLike, AgentRouter
