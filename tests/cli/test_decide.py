@@ -15,9 +15,9 @@ from antiphon.services import Operation
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from antiphon import Context
+    from antiphon import ClientContext
 
-CONTEXT = cast("Context", None)
+CONTEXT = cast("ClientContext", None)
 ALLOW = ("ok", "Allow", "allow_once")
 ALWAYS = ("always", "Always", "allow_always")
 REJECT = ("no", "Reject", "reject_once")
