@@ -160,3 +160,29 @@ def test_meta_of_another_shape_is_nothing(meta: str) -> None:
 )
 def test_block_text(block: object, text: str) -> None:
     assert block_text(block) == text
+
+
+def chunk(text: str, message_id: str | None = None) -> str:
+    named = f',"messageId":"{message_id}"' if message_id else ""
+    content = f'{{"type":"text","text":"{text}"}}'
+    return f'{{"sessionUpdate":"agent_message_chunk","content":{content}{named}}}'
+
+
+TOOL = '{"sessionUpdate":"tool_call","toolCallId":"1","title":"t"}'
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        ([chunk("a"), chunk("b")], "ab"),
+        ([chunk("a"), TOOL, chunk("b")], "a\nb"),
+        ([chunk("a\\n"), TOOL, chunk("b")], "a\nb"),
+        ([chunk("a"), CHUNK % "agent_thought_chunk", chunk("b")], "a\nb"),
+        ([chunk("a", "1"), chunk("b", "2")], "a\nb"),
+        ([chunk("a", "1"), TOOL, chunk("b", "1")], "ab"),
+        ([TOOL, chunk("a")], "a"),
+        ([chunk("a"), TOOL, chunk(""), chunk("b")], "a\nb"),
+    ],
+)
+def test_separate_messages_stand_on_separate_lines(texts: list[str], shown: str) -> None:
+    assert "".join(call[1] for call in show(*texts) if call[0] == "message") == shown

@@ -143,16 +143,22 @@ class View:
     def __init__(self, display: Display) -> None:
         self.display = display
         self._tools: dict[tuple[str, str], ToolView] = {}
+        # The message whose chunks come now, None between messages; and how the last one ended.
+        self._message: tuple[str, str] | None = None
+        self._named: tuple[str, str] | None = None
+        self._last_text = ""
 
     def show(self, update: Update) -> None:
         """Fold one update in and show what it changed."""
         display, value = self.display, update.value
         match value:
             case v1.AgentMessageChunk():
-                display.message(block_text(value.content))
+                self._show_message(update.session_id, value)
             case v1.AgentThoughtChunk():
+                self._message = None
                 display.thought(block_text(value.content))
             case v1.ToolCall() | v1.ToolCallUpdate():
+                self._message = None
                 display.tool(self.fold(update.session_id, value))
                 for terminal_id, text in _display_only_output(value.meta):
                     display.output(terminal_id, text)
@@ -176,6 +182,25 @@ class View:
                 pass
             case _:
                 display.note(f"update: {update.kind}")
+
+    def _show_message(self, session_id: str, chunk: v1.AgentMessageChunk) -> None:
+        """A chunk of text; a line end in front where it begins another message.
+
+        Chunks belong together while nothing else comes between them or they name the same message
+        (acp-v1 §6). Without the line end, "Reading." and "Editing." would be one word.
+        """
+        text = block_text(chunk.content)
+        if not text:
+            return
+        named = isinstance(chunk.message_id, str)
+        message = (session_id, str(chunk.message_id) if named else "")
+        goes_on = message == self._message or (named and message == self._named)
+        if not goes_on and self._last_text and not (self._last_text[-1:] + text[:1]).count("\n"):
+            self.display.message("\n")
+        self._message = message
+        self._named = message if named else None
+        self._last_text = text
+        self.display.message(text)
 
     def fold(self, session_id: str, call: v1.ToolCall | v1.ToolCallUpdate) -> ToolView:
         """What is known of a tool call now that `call` says this about it."""
