@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from .model import Record
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -99,7 +101,7 @@ class _Writer:
         yield f'    """What {article} answers; override what yours can do.'
         yield ""
         yield "    A request that is not overridden is answered with `MethodNotFound`, a notification is"
-        yield "    ignored."
+        yield "    ignored. Where nothing is required in a result, None stands for the empty one."
         if side == "agent":
             yield "    `session/prompt` is not here: see `Agent.prompt`."
         yield '    """'
@@ -107,6 +109,8 @@ class _Writer:
             if row.name in IN_CORE | BY_HAND:
                 continue
             result = self._first(row.result) if row.result else "None"
+            if row.result and self._is_void(row.result):
+                result += " | None"
             yield ""
             yield (
                 f"    async def {row.handler}(self, params: v1_unstable.{row.params}, "
@@ -117,6 +121,15 @@ class _Writer:
             if row.kind == "request":
                 yield f'        raise MethodNotFound("{row.name}")'
         yield ""
+
+    def _is_void(self, name: str) -> bool:
+        """Whether nothing is required in a result, so that None says the same."""
+        entry = self.model.entries[name]
+        return (
+            isinstance(entry, Record)
+            and entry.tag is None
+            and not any(field.required for field in entry.fields)
+        )
 
     def calls(self, side: Literal["agent", "client"]) -> Iterator[str]:
         rows = sorted(self._rows(side), key=self._depth, reverse=True)

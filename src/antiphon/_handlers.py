@@ -23,7 +23,7 @@ class AgentHandlers:
     """What an agent answers; override what yours can do.
 
     A request that is not overridden is answered with `MethodNotFound`, a notification is
-    ignored.
+    ignored. Where nothing is required in a result, None stands for the empty one.
     `session/prompt` is not here: see `Agent.prompt`.
     """
 
@@ -35,7 +35,7 @@ class AgentHandlers:
 
     async def authenticate(
         self, params: v1_unstable.AuthenticateRequest, ctx: AgentContext
-    ) -> v1.AuthenticateResponse:
+    ) -> v1.AuthenticateResponse | None:
         """Answer request `authenticate`."""
         raise MethodNotFound("authenticate")
 
@@ -47,19 +47,19 @@ class AgentHandlers:
 
     async def set_provider(
         self, params: v1_unstable.SetProviderRequest, ctx: AgentContext
-    ) -> v1_unstable.SetProviderResponse:
+    ) -> v1_unstable.SetProviderResponse | None:
         """Answer request `providers/set`; unstable."""
         raise MethodNotFound("providers/set")
 
     async def disable_provider(
         self, params: v1_unstable.DisableProviderRequest, ctx: AgentContext
-    ) -> v1_unstable.DisableProviderResponse:
+    ) -> v1_unstable.DisableProviderResponse | None:
         """Answer request `providers/disable`; unstable."""
         raise MethodNotFound("providers/disable")
 
     async def logout(
         self, params: v1_unstable.LogoutRequest, ctx: AgentContext
-    ) -> v1.LogoutResponse:
+    ) -> v1.LogoutResponse | None:
         """Answer request `logout`."""
         raise MethodNotFound("logout")
 
@@ -77,7 +77,7 @@ class AgentHandlers:
 
     async def load_session(
         self, params: v1_unstable.LoadSessionRequest, ctx: AgentContext
-    ) -> v1.LoadSessionResponse:
+    ) -> v1.LoadSessionResponse | None:
         """Answer request `session/load`."""
         raise MethodNotFound("session/load")
 
@@ -89,7 +89,7 @@ class AgentHandlers:
 
     async def delete_session(
         self, params: v1_unstable.DeleteSessionRequest, ctx: AgentContext
-    ) -> v1.DeleteSessionResponse:
+    ) -> v1.DeleteSessionResponse | None:
         """Answer request `session/delete`."""
         raise MethodNotFound("session/delete")
 
@@ -101,13 +101,13 @@ class AgentHandlers:
 
     async def archive_session(
         self, params: v1_unstable.ArchiveSessionRequest, ctx: AgentContext
-    ) -> v1_unstable.ArchiveSessionResponse:
+    ) -> v1_unstable.ArchiveSessionResponse | None:
         """Answer request `session/archive`; unstable."""
         raise MethodNotFound("session/archive")
 
     async def unarchive_session(
         self, params: v1_unstable.UnarchiveSessionRequest, ctx: AgentContext
-    ) -> v1_unstable.UnarchiveSessionResponse:
+    ) -> v1_unstable.UnarchiveSessionResponse | None:
         """Answer request `session/unarchive`; unstable."""
         raise MethodNotFound("session/unarchive")
 
@@ -125,19 +125,19 @@ class AgentHandlers:
 
     async def resume_session(
         self, params: v1_unstable.ResumeSessionRequest, ctx: AgentContext
-    ) -> v1.ResumeSessionResponse:
+    ) -> v1.ResumeSessionResponse | None:
         """Answer request `session/resume`."""
         raise MethodNotFound("session/resume")
 
     async def close_session(
         self, params: v1_unstable.CloseSessionRequest, ctx: AgentContext
-    ) -> v1.CloseSessionResponse:
+    ) -> v1.CloseSessionResponse | None:
         """Answer request `session/close`."""
         raise MethodNotFound("session/close")
 
     async def set_session_mode(
         self, params: v1_unstable.SetSessionModeRequest, ctx: AgentContext
-    ) -> v1.SetSessionModeResponse:
+    ) -> v1.SetSessionModeResponse | None:
         """Answer request `session/set_mode`."""
         raise MethodNotFound("session/set_mode")
 
@@ -177,12 +177,12 @@ class ClientHandlers:
     """What a client answers; override what yours can do.
 
     A request that is not overridden is answered with `MethodNotFound`, a notification is
-    ignored.
+    ignored. Where nothing is required in a result, None stands for the empty one.
     """
 
     async def write_text_file(
         self, params: v1_unstable.WriteTextFileRequest, ctx: ClientContext
-    ) -> v1.WriteTextFileResponse:
+    ) -> v1.WriteTextFileResponse | None:
         """Answer request `fs/write_text_file`."""
         raise MethodNotFound("fs/write_text_file")
 
@@ -212,19 +212,19 @@ class ClientHandlers:
 
     async def release_terminal(
         self, params: v1_unstable.ReleaseTerminalRequest, ctx: ClientContext
-    ) -> v1.ReleaseTerminalResponse:
+    ) -> v1.ReleaseTerminalResponse | None:
         """Answer request `terminal/release`."""
         raise MethodNotFound("terminal/release")
 
     async def wait_for_terminal_exit(
         self, params: v1_unstable.WaitForTerminalExitRequest, ctx: ClientContext
-    ) -> v1.WaitForTerminalExitResponse:
+    ) -> v1.WaitForTerminalExitResponse | None:
         """Answer request `terminal/wait_for_exit`."""
         raise MethodNotFound("terminal/wait_for_exit")
 
     async def kill_terminal(
         self, params: v1_unstable.KillTerminalRequest, ctx: ClientContext
-    ) -> v1.KillTerminalResponse:
+    ) -> v1.KillTerminalResponse | None:
         """Answer request `terminal/kill`."""
         raise MethodNotFound("terminal/kill")
 
