@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from antiphon import Agent, Capabilities, RequestError, Turn, extension, serve_stdio
+from antiphon import Agent, AgentContext, Capabilities, RequestError, Turn, extension, serve_stdio
 from antiphon.runtime import Context
 from antiphon.schema import v1, v1_unstable
 
@@ -23,6 +23,10 @@ class Coder(Agent):
         self, params: v1.SetSessionModeRequest, ctx: Context
     ) -> v1.SetSessionModeResponse:
         return v1.SetSessionModeResponse()
+
+    # Nothing is required in the answer, so none need be made; and ctx says whose it is.
+    async def close_session(self, params: v1.CloseSessionRequest, ctx: AgentContext) -> None:
+        ctx.session().cancel()
 
     async def prompt(self, turn: Turn) -> v1.PromptResponse | None:
         await turn.think("first look")
