@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from antiphon._client import Client
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from antiphon.transports import Transport
 
 __all__ = ["Connecting", "connect", "run_stdio", "serve", "serve_stdio", "spawn"]
+
+#: While `antiphon run` imports a module: the agents that the module itself asked to have served.
+_left_to_the_command: list[Agent] | None = None
 
 Record: TypeAlias = "str | os.PathLike[str] | Callable[[str, bytes], None]"
 
@@ -222,11 +225,27 @@ async def run_stdio(
 
     From here on the protocol has private descriptors: whatever is printed goes to standard error, and
     what is read from stdin is empty (DESIGN §3.8). What was printed before the call has reached the
-    client: `antiphon run MODULE:AGENT` secures the descriptors before it imports your code.
+    client: `antiphon run MODULE:AGENT` secures the descriptors before it imports your code. While it
+    imports, this returns at once: it is the command that serves.
     """
+    if _left_to_the_command is not None:
+        _left_to_the_command.append(agent)
+        return
+
     from antiphon.transports import StdioTransport
 
     await serve(agent, StdioTransport(limits), unstable=unstable, limits=limits, record=record)
+
+
+@contextmanager
+def left_to_the_command() -> Generator[list[Agent]]:
+    """For `antiphon run`, around an import: what the module would serve itself is only noted."""
+    global _left_to_the_command  # noqa: PLW0603  (one process has one standard input)
+    _left_to_the_command = []
+    try:
+        yield _left_to_the_command
+    finally:
+        _left_to_the_command = None
 
 
 def serve_stdio(
@@ -240,6 +259,8 @@ def serve_stdio(
     """`run_stdio` as a whole programme: returns when the client has gone, or on SIGTERM.
 
     A handler, task or worker thread that does not end then is left behind after a few seconds.
+    Returns at once in a module that `antiphon run` imports: it is the command that serves then, so
+    that one file can be run either way.
 
     Args:
         agent: answers.
@@ -251,6 +272,10 @@ def serve_stdio(
     Raises:
         MissingExtra: uvloop was asked for and is not installed.
     """
+    if _left_to_the_command is not None:
+        _left_to_the_command.append(agent)
+        return
+
     from antiphon.transports import secure_stdio
 
     secure_stdio()

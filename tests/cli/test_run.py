@@ -183,3 +183,18 @@ def test_the_current_folder_comes_first_on_the_path(module: Path) -> None:
     ran = antiphon("run", "mine:Noisy", cwd=module, stdin=INITIALIZE)
 
     assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize(
+    "ending", ["serve_stdio(Noisy())", "import asyncio; asyncio.run(run_stdio(Noisy()))"]
+)
+def test_a_module_that_serves_by_itself_is_served_once(module: Path, ending: str) -> None:
+    (module / "both.py").write_text(
+        f"from antiphon import run_stdio, serve_stdio\nfrom noisy import Noisy\n{ending}\n"
+    )
+
+    out, err = converse(module, "both:Noisy")
+
+    assert [json.loads(line).get("id") for line in out.splitlines()] == [0, 1, None, 2]
+    assert b"both serves an agent by itself; left to this command" in err
+    assert b"Traceback" not in err

@@ -71,12 +71,16 @@ def _find(module_name: str, name: str) -> Agent | None:
 
 def _made(module_name: str, name: str) -> Agent:
     from antiphon import Agent
+    from antiphon._connect import left_to_the_command
 
     try:
-        module = importlib.import_module(module_name)
+        with left_to_the_command() as ignored:
+            module = importlib.import_module(module_name)
     except BaseException:  # noqa: BLE001  (somebody else's code; sys.exit() at import is no exit of ours)
         traceback.print_exc()
         raise _NoAgentError(f"cannot import {module_name!r}: see above") from None
+    if ignored:
+        tell(f"antiphon run: {module_name} serves an agent by itself; left to this command\n")
     found: object = module
     for word in name.split("."):
         try:
