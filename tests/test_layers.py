@@ -134,6 +134,7 @@ ARROWS: dict[str, dict[str, str]] = {
     },
     "cli": {
         "__init__": "the command is a user of the public API",
+        "_connect": "a module that `antiphon run` imports must not serve itself meanwhile",
         "_errors": "exit codes by exception, without loading more",
         "_version": "--version",
         "schema": "showing updates",
