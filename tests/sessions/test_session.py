@@ -182,8 +182,60 @@ async def test_leaving_the_block_early_cancels_the_turn_and_waits_for_its_end() 
                 break
         await playing
         assert turn.ended
+        assert turn.stop_reason == "cancelled"
         assert session.turn is None
         assert peer.connection.queued_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": {"code": -32000, "message": "no"}},
+        {"error": {"code": -32800, "message": "Request cancelled"}},
+        {"result": {"stopReason": 5}},
+        {"result": None},
+    ],
+)
+async def test_what_is_no_good_answer_to_a_turn_that_was_left_is_let_go(answer: object) -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+
+        async def agent() -> None:
+            request = await raw.wait("session/prompt")
+            await raw.wait("session/cancel")
+            assert isinstance(answer, dict)
+            raw.send({"jsonrpc": "2.0", "id": request["id"], **answer})
+
+        playing = asyncio.create_task(agent())
+        async with session.prompt("go") as turn:
+            pass
+        await playing
+        assert turn.ended
+        assert turn.stop_reason is None
+        assert session.turn is None
+
+
+async def test_a_turn_that_was_left_shows_its_answer_when_its_observers_have_seen_all() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        seen: list[str] = []
+
+        async def slow(update: Update) -> None:
+            await asyncio.sleep(0)
+            seen.append(update.text)
+
+        session.on_update(slow)
+
+        async def agent() -> None:
+            request = await raw.wait("session/prompt")
+            await raw.wait("session/cancel")
+            raw.send(raw.update("s1", "late"), ends(request, "cancelled"))
+
+        playing = asyncio.create_task(agent())
+        async with session.prompt("go") as turn:
+            pass
+        await playing
+        assert (turn.stop_reason, seen) == ("cancelled", ["late"])
 
 
 async def test_an_agent_that_never_answers_a_cancelled_turn_costs_the_back_stop_at_most() -> None:

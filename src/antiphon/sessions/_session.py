@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import msgspec
 
 from antiphon._errors import (
+    AntiphonError,
     ConnectionClosed,
     LocalProtocolError,
     RemoteProtocolError,
@@ -68,10 +70,11 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
     in wire order and ends after the last one; then `response`, `stop_reason` and `usage` are set. An
     error answer, a timeout or a lost connection is raised by the iteration, after the updates that
     came before it. Leaving the block earlier sends `session/cancel`, lets the rest go with a log line
-    and waits for the answer, at most `Limits.cancel_backstop` seconds.
+    and waits for the answer, at most `Limits.cancel_backstop` seconds; an error in its place is let go,
+    too.
 
     Attributes:
-        response: the `PromptResponse`, None until the turn ended.
+        response: the `PromptResponse`, None until the turn ended, and where none came.
     """
 
     def __init__(
@@ -261,7 +264,12 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
             await self.session.cancel()
             async with asyncio.timeout(limit or 0.001):
                 await self._over
+                # An answer is to be seen afterwards; an error of a turn that was left is not.
+                with suppress(AntiphonError):
+                    await self._finish()
         except TimeoutError:
+            if self.ended:  # an observer is still busy with the last updates
+                return
             log.warning("session %s: no answer to the cancelled prompt", self.session.session_id)
             connection.abandon(self)
             self._end(None, RequestTimeout(self.method, limit))
