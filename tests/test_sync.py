@@ -31,6 +31,7 @@ from antiphon import (
     InvalidParams,
     Limits,
     LocalProtocolError,
+    RemoteProtocolError,
     RequestError,
     RequestTimeout,
     StartError,
@@ -598,6 +599,17 @@ def test_a_client_that_decides_by_itself_takes_no_other_decision() -> None:
 
 
 # ---------------------------------------------------------------------- everything else of an agent
+
+
+def test_a_list_that_goes_in_a_circle_ends_in_an_error() -> None:
+    class Circular(Script):
+        async def list_sessions(
+            self, params: v1.ListSessionsRequest, ctx: AgentContext
+        ) -> v1.ListSessionsResponse:
+            return v1.ListSessionsResponse(sessions=[], next_cursor="same")
+
+    with connected(Circular()) as (agent, _), pytest.raises(RemoteProtocolError, match="same"):
+        list(agent.iter_sessions())
 
 
 def test_sessions_are_listed_loaded_resumed_closed_and_deleted() -> None:

@@ -11,7 +11,7 @@ import msgspec
 from antiphon._capabilities import Capabilities, agent_tree
 from antiphon._errors import InvalidParams, MethodNotFound
 from antiphon._handlers import AgentHandlers
-from antiphon.schema import UNSET, v1, v1_unstable
+from antiphon.schema import UNSET, decode, encode_checked, v1, v1_unstable
 from antiphon.sessions import Turn, find_extensions
 from antiphon.sessions._methods import allowed_by, table, tree_of
 
@@ -155,15 +155,13 @@ class Agent(AgentHandlers):
 
     def advertised(self, *, unstable: bool) -> v1_unstable.AgentCapabilities:
         """The capabilities to send."""
-        from antiphon.schema import decode, encode
-
         tree = agent_tree(
             self.capabilities,
             table().requests["agent"].values(),
             lambda name: self.find_handler(name) is not None,
             unstable=unstable,
         )
-        return decode(v1_unstable.AgentCapabilities, encode(tree))
+        return decode(v1_unstable.AgentCapabilities, encode_checked(tree))
 
 
 def _implementation(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 from antiphon._capabilities import Capabilities, client_tree
 from antiphon._errors import ENDING
 from antiphon._handlers import ClientHandlers
-from antiphon.schema import v1, v1_unstable
+from antiphon.schema import decode, encode_checked, v1, v1_unstable
 from antiphon.sessions import as_observer, find_extensions
 from antiphon.sessions._methods import table
 
@@ -144,15 +144,13 @@ class Client(ClientHandlers):
 
     def advertised(self, *, unstable: bool) -> v1_unstable.ClientCapabilities:
         """The capabilities to send."""
-        from antiphon.schema import decode, encode
-
         tree = client_tree(
             self.capabilities,
             table().requests["client"].values(),
             lambda name: self.find_handler(name) is not None,
             unstable=unstable,
         )
-        return decode(v1_unstable.ClientCapabilities, encode(tree))
+        return decode(v1_unstable.ClientCapabilities, encode_checked(tree))
 
     async def sessions_closed(self, session_ids: Sequence[str]) -> None:
         """Let go of what was lent to these sessions: their terminals end, their roots are forgotten."""

@@ -45,7 +45,7 @@ from antiphon.sessions import Update
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
     from typing import Literal
@@ -308,14 +308,9 @@ class AgentPeer:
 
     def iter_sessions(self, *, cwd: str | Path | None = None) -> Iterator[v1_unstable.SessionInfo]:
         """All sessions the agent knows, page after page."""
-        cursor: str | None = None
-        while True:
-            page = self.list_sessions(cwd=cwd, cursor=cursor)
-            yield from page.sessions
-            following = page.next_cursor
-            if isinstance(following, UnsetType) or not following:
-                return
-            cursor = following
+        infos = self._peer.iter_sessions(cwd=cwd)
+        while (info := self._resident.call(_next_of(infos))) is not None:
+            yield info
 
     def close_session(self, session_id: str) -> None:
         """`session/close`: the agent cancels what runs and frees the session; its history stays."""
@@ -893,6 +888,10 @@ def _next_nowait(updates: sessions.PromptTurn | sessions.Subscription) -> Update
         return None
     step.close()  # as if it had been cancelled while it waits
     return None
+
+
+async def _next_of(values: AsyncIterator[_T]) -> _T | None:
+    return await anext(values, None)
 
 
 async def _on_loop(act: Callable[[], _T]) -> _T:

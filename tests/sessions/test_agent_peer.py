@@ -468,6 +468,14 @@ async def test_a_lost_link_fails_every_open_call_and_every_later_one_at_once() -
 # ------------------------------------------------------------------ new sessions
 
 
+async def test_a_number_that_json_cannot_say_is_refused_before_a_session_is_asked_for() -> None:
+    async with raw_agent(capabilities=EVERYTHING) as (peer, raw):
+        with pytest.raises(ValueError, match="NaN"):
+            await peer.new_session(meta={"score": float("nan")})
+        await raw.round_trip()
+        assert not raw.sent("session/new")
+
+
 async def test_a_new_session_sends_absolute_paths_servers_and_meta(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1020,6 +1020,20 @@ async def test_what_prompt_returns_is_the_answer(returned: Any, answer: Any) -> 
         assert order(raw)[-2:] == ["x", "p"]
 
 
+async def test_a_response_with_a_number_that_json_cannot_say_is_an_internal_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Mine(Agent):
+        async def prompt(self, turn: Turn) -> Any:
+            return v1.PromptResponse(stop_reason="end_turn", meta={"score": float("nan")})
+
+    async with raw_client(Mine()) as raw:
+        raw.send(prompt(raw, "p", await opened(raw)))
+        answer = await raw.answer_to("p")
+    assert answer["error"] == {"code": -32603, "message": "Internal error"}
+    assert "NaN" in caplog.text
+
+
 @pytest.mark.parametrize(
     "returned", [5, True, {"stopReason": "end_turn"}, [], v1.NewSessionRequest, "Hello!", ""]
 )

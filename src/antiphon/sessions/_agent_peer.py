@@ -234,7 +234,6 @@ class AgentPeer(AgentCalls):
         self.connection = Connection(
             transport, "client", self._router, limits=limits, record=record
         )
-        self._sent: v1_unstable.ClientCapabilities | None = None
         #: The agent's capabilities as builtins; what gates look at.
         self.tree: Any = {}
 
@@ -268,7 +267,7 @@ class AgentPeer(AgentCalls):
         try:
             async with asyncio.timeout_at(deadline):
                 await self.connection.start()
-                self.connection.open_call(call, encode(params))
+                self.connection.open_call(call, encode_checked(params))
                 await call.future
         except TimeoutError:
             reason = f"no answer to initialize within {timeout:g} s"
@@ -410,7 +409,9 @@ class AgentPeer(AgentCalls):
             return session
 
         call = _NewSessionCall(self.connection.create_future(), make)
-        self.connection.open_call(call, encode(params), self._timeout("session/new", timeout))
+        self.connection.open_call(
+            call, encode_checked(params), self._timeout("session/new", timeout)
+        )
         try:
             session: Session = await call.future
         except asyncio.CancelledError:

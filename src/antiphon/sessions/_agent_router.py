@@ -18,7 +18,7 @@ from antiphon._errors import (
     TurnOver,
 )
 from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
-from antiphon.schema import UnsetType, decode, encode, v1, v1_unstable
+from antiphon.schema import UnsetType, decode, v1, v1_unstable
 from antiphon.sessions._content import missing_capability
 from antiphon.sessions._extension import Extensions, extension_routes
 from antiphon.sessions._methods import allowed_by, encode_result_of, table, tag_of, tree_of
@@ -167,7 +167,8 @@ class AgentRouter:
             return None
         decode_params = _decoder(row.params)
         if row.name == "session/prompt":
-            return RequestRoute(decode_params, self._run_turn, encode, self._accept_prompt)
+            encode_response = encode_result_of(row)
+            return RequestRoute(decode_params, self._run_turn, encode_response, self._accept_prompt)
         handler = self._agent.find_handler(row.handler)
         if handler is None:
             return None
