@@ -270,7 +270,6 @@ class _Scene:
         self._turn = turn
         self._memory = memory
         self._pace = pace
-        self._done = 0
 
     async def play(self) -> None:
         """The whole script. Raises `_Stopped` soon after `session/cancel`."""

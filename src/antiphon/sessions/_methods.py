@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from antiphon._errors import LocalProtocolError
 from antiphon.schema import Method, UnsetType, Wire, encode_checked, v1_unstable, variants
+
+if TYPE_CHECKING:
+    from antiphon.core import Limits
 
 __all__ = [
     "Table",
@@ -22,16 +25,10 @@ __all__ = [
     "tree_of",
 ]
 
-#: Requests that a person or a command answers: how long a caller waits when it does not say, in
-#: terms of the connection's limits. None: as long as it takes.
-_PATIENT = {
-    "session/prompt": None,
-    "terminal/wait_for_exit": None,
-    "authenticate": "permission_timeout",
-    "elicitation/create": "permission_timeout",
-    "session/request_permission": "permission_timeout",
-    "mcp/message": None,
-}
+#: Requests that a person answers, in so much time as for a permission.
+_ASKED = frozenset(("authenticate", "elicitation/create", "session/request_permission"))
+#: Requests that take as long as what they wait for.
+_ENDLESS = frozenset(("session/prompt", "terminal/wait_for_exit", "mcp/message"))
 
 
 class Table:
@@ -105,12 +102,11 @@ def tree_of(capabilities: Any) -> Any:
     return None if isinstance(capabilities, UnsetType) else msgspec.to_builtins(capabilities)
 
 
-def default_timeout(limits: Any, method: str) -> float | None:
+def default_timeout(limits: Limits, method: str) -> float | None:
     """How long to wait for an answer when the caller does not say."""
-    if method in _PATIENT:
-        name = _PATIENT[method]
-        return None if name is None else getattr(limits, name)
-    return limits.request_timeout  # type: ignore[no-any-return]
+    if method in _ENDLESS:
+        return None
+    return limits.permission_timeout if method in _ASKED else limits.request_timeout
 
 
 def refuse_unstable(row: Method, *, unstable: bool) -> None:
