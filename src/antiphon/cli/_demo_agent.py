@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from antiphon import Agent, RequestError, Turn, serve_stdio
+from antiphon import Agent, InvalidParams, RequestError, ResourceNotFound, Turn, serve_stdio
 from antiphon._version import __version__
 from antiphon.cli import _demo_fixture as fixture
 from antiphon.schema import v1
@@ -185,7 +185,7 @@ class DemoAgent(Agent):
     def _known(self, session_id: str, cwd: str | None = None) -> _Memory:
         memory = self._sessions.get(session_id)
         if memory is None:
-            raise RequestError.of(-32002, "Session not found", {"sessionId": session_id})
+            raise ResourceNotFound({"sessionId": session_id}, "Session not found")
         if cwd is not None and cwd != memory.cwd:
             raise _invalid("cwd_mismatch", cwd=memory.cwd)
         return memory
@@ -508,7 +508,7 @@ def _start_of_page(cursor: object, count: int) -> int:
 
 
 def _invalid(reason: str, **facts: object) -> RequestError:
-    return RequestError.of(-32602, "Invalid params", {"reason": reason, **facts})
+    return InvalidParams({"reason": reason, **facts})
 
 
 def _clear(memory: _Memory) -> None:

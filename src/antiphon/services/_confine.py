@@ -19,13 +19,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from antiphon._errors import RequestError
-from antiphon.services._context import INTERNAL_ERROR, RESOURCE_NOT_FOUND, refusal
+from antiphon._errors import InternalError, ResourceNotFound
+from antiphon.services._context import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
+    from antiphon._errors import RequestError
     from antiphon.services._context import ServiceContext
 
 __all__ = ["Pins", "Place", "Roots", "not_found", "os_failure"]
@@ -404,12 +405,10 @@ def _checked(path: str) -> bytes:
 
 def not_found(path: str) -> RequestError:
     """-32002 for a path that does not exist inside the roots; `data.uri` names it."""
-    uri = Path(path).as_uri()
-    return RequestError.of(RESOURCE_NOT_FOUND, "Resource not found", {"uri": uri})
+    return ResourceNotFound({"uri": Path(path).as_uri()})
 
 
 def os_failure(reason: str, path: str, error: OSError) -> RequestError:
     """-32603 for what the system refused inside a root: the errno's name, none of its text."""
     code = errno.errorcode.get(error.errno or 0, "EIO")
-    facts = {"reason": reason, "path": path, "errno": code}
-    return RequestError.of(INTERNAL_ERROR, "Internal error", facts)
+    return InternalError({"reason": reason, "path": path, "errno": code})

@@ -11,14 +11,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from antiphon._errors import RequestError
+from antiphon._errors import InternalError, InvalidParams, RequestError
 
 __all__ = ["Guard", "Operation", "ServiceContext", "permit", "refusal"]
-
-# All the codes that services answer with.
-INVALID_PARAMS = -32602
-INTERNAL_ERROR = -32603
-RESOURCE_NOT_FOUND = -32002
 
 
 class ServiceContext(Protocol):
@@ -64,7 +59,7 @@ Guard = Callable[[Operation], Awaitable[bool]]
 
 def refusal(reason: str, **facts: object) -> RequestError:
     """-32602: the parameters ask for what this service will not do, `data.reason` says why."""
-    return RequestError.of(INVALID_PARAMS, "Invalid params", {"reason": reason, **facts})
+    return InvalidParams({"reason": reason, **facts})
 
 
 async def permit(guard: Guard | None, operation: Operation) -> None:
@@ -81,4 +76,4 @@ async def permit(guard: Guard | None, operation: Operation) -> None:
 
 def denied() -> RequestError:
     """The answer to an operation that was not allowed."""
-    return RequestError.of(INTERNAL_ERROR, "Permission denied", {"reason": "permission_denied"})
+    return InternalError({"reason": "permission_denied"}, "Permission denied")

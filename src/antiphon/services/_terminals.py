@@ -27,18 +27,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from antiphon._descriptors import open_reader
-from antiphon._errors import RequestError, StartError
+from antiphon._errors import InternalError, ResourceNotFound, StartError
 from antiphon._launch import inherit_env
 from antiphon._process import Child
 from antiphon.schema import v1
 from antiphon.services._confine import Pins, not_found
-from antiphon.services._context import (
-    INTERNAL_ERROR,
-    RESOURCE_NOT_FOUND,
-    Operation,
-    permit,
-    refusal,
-)
+from antiphon.services._context import Operation, permit, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -137,7 +131,7 @@ class Terminals:
             argv, title = self._command(params.command, args, env, place)
             if len(session.terminals) + session.starting >= self.per_session:
                 facts = {"reason": "too_many_terminals", "limit": self.per_session}
-                raise RequestError.of(INTERNAL_ERROR, "Too many terminals", facts)
+                raise InternalError(facts, "Too many terminals")
             # Counted while a person thinks, or many could pass at once.
             session.starting += 1
             try:
@@ -155,8 +149,7 @@ class Terminals:
             finally:
                 session.starting -= 1
             if session.released:
-                facts = {"reason": "session_released"}
-                raise RequestError.of(INTERNAL_ERROR, "Session released", facts)
+                raise InternalError({"reason": "session_released"}, "Session released")
             child = await _start(argv, env, place)
         terminal_id = f"term-{secrets.token_hex(8)}"
         most = min(_or(params.output_byte_limit, self.output_bytes), self.output_bytes)
@@ -251,8 +244,7 @@ class Terminals:
         session = self._sessions.get(ctx.session_id)
         terminal = None if session is None else session.terminals.get(terminal_id)
         if terminal is None:
-            facts = {"terminalId": terminal_id}
-            raise RequestError.of(RESOURCE_NOT_FOUND, "Resource not found", facts)
+            raise ResourceNotFound({"terminalId": terminal_id})
         return terminal
 
     def _locate(self, cwd: str | None, ctx: ServiceContext) -> Place:
