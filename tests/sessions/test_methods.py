@@ -6,18 +6,25 @@ from typing import Any
 
 import pytest
 
-from antiphon import LocalProtocolError
+from antiphon import LocalProtocolError, RemoteProtocolError
 from antiphon.core import Limits
 from antiphon.schema import v1, v1_unstable
 from antiphon.sessions._methods import (
     allowed_by,
     default_timeout,
     encode_result_of,
+    read_result,
     refuse_unstable,
     table,
     tag_of,
     tree_of,
 )
+
+
+@pytest.mark.parametrize("raw", [b"5", b"[]", b'{"sessionId":5}', b"{}"])
+def test_a_malformed_answer_is_the_peer_s_fault_and_names_its_method(raw: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"^the answer to session/new is malformed: "):
+        read_result("session/new", v1.NewSessionResponse, raw)
 
 
 @pytest.mark.parametrize("gate", ["a", "a.b", "a.b.c"])

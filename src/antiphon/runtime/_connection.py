@@ -644,6 +644,10 @@ class Connection:
         """
         call = FutureCall(method, self._loop.create_future())
         self.open_call(call, params, timeout)
+        return await self.answer_to(call)
+
+    async def answer_to(self, call: FutureCall) -> Any:
+        """Wait for the raw result of an open call, or raise what `request` does."""
         try:
             return await call.future
         except asyncio.CancelledError:

@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
-
 from antiphon._calls import AgentCalls
 from antiphon._errors import (
     AntiphonError,
@@ -28,7 +26,6 @@ from antiphon.schema import (
     UNSET,
     UnsetType,
     decode,
-    decode_result,
     encode,
     encode_checked,
     v1,
@@ -39,6 +36,7 @@ from antiphon.sessions._content import check_prompt_content
 from antiphon.sessions._methods import (
     allowed_by,
     default_timeout,
+    read_result,
     refuse_unstable,
     table,
     tag_of,
@@ -91,10 +89,9 @@ class _NewSessionCall(FutureCall):
     def answered(self, result: Any, error: Exception | None) -> None:
         if error is None:
             try:
-                session = result = self.make(decode_result(v1_unstable.NewSessionResponse, result))
+                response = read_result(self.method, v1_unstable.NewSessionResponse, result)
+                session = result = self.make(response)
                 self.mark = session.inbox.received
-            except msgspec.DecodeError as fault:
-                error = _malformed("session/new", fault)
             except AntiphonError as fault:
                 error = fault
         super().answered(result, error)
@@ -130,10 +127,7 @@ class _Load:
         try:
             raw = await call.future
             await call.inbox.settled(call.mark)
-            self.session.opened(decode_result(result_type, raw))
-        except msgspec.DecodeError as error:
-            self.abandon()
-            raise _malformed(call.method, error) from None
+            self.session.opened(read_result(call.method, result_type, raw))
         except BaseException:
             self.abandon()
             raise
@@ -142,8 +136,9 @@ class _Load:
         """Wait no longer: a session whose answer is here is open, any other is abandoned."""
         future = self._call.future
         if future.done() and not future.cancelled() and future.exception() is None:
-            with suppress(msgspec.DecodeError):
-                self.session.opened(decode_result(result_type, future.result()))
+            with suppress(RemoteProtocolError):
+                result = read_result(self._call.method, result_type, future.result())
+                self.session.opened(result)
                 return
         self.abandon()
 
@@ -298,7 +293,7 @@ class AgentPeer(AgentCalls):
 
     def _initialized(self, raw: Any) -> None:
         """The answer to `initialize`, in the reader: the very next frame may rely on it."""
-        result = decode(v1_unstable.InitializeResponse, raw)
+        result = read_result("initialize", v1_unstable.InitializeResponse, raw)
         if result.protocol_version != PROTOCOL_VERSION:
             raise VersionMismatch(PROTOCOL_VERSION, result.protocol_version)
         self.initialize_result = result
@@ -412,11 +407,7 @@ class AgentPeer(AgentCalls):
         self.connection.open_call(
             call, encode_checked(params), self._timeout("session/new", timeout)
         )
-        try:
-            session: Session = await call.future
-        except asyncio.CancelledError:
-            self.connection.abandon(call)
-            raise
+        session: Session = await self.connection.answer_to(call)
         await session.inbox.settled(call.mark)
         return session
 
@@ -595,17 +586,10 @@ class AgentPeer(AgentCalls):
             else _MarkedCall(row.name, future, session.inbox)
         )
         self.connection.open_call(call, encode_checked(params), self._timeout(row.name, timeout))
-        try:
-            raw = await future
-        except asyncio.CancelledError:
-            self.connection.abandon(call)
-            raise
+        raw = await self.connection.answer_to(call)
         if isinstance(call, _MarkedCall):
             await call.inbox.settled(call.mark)
-        try:
-            return decode_result(row.result, raw)
-        except msgspec.DecodeError as error:
-            raise _malformed(row.name, error) from None
+        return read_result(row.name, row.result, raw)
 
     async def _notify(self, params: Any) -> None:
         row = table().row_of(params, "notification", "agent")
@@ -701,15 +685,9 @@ class _InitializeCall(FutureCall):
         if error is None:
             try:
                 self.take(result)
-            except VersionMismatch as mismatch:
-                error = mismatch
-            except msgspec.DecodeError as fault:
-                error = _malformed("initialize", fault)
+            except RemoteProtocolError as fault:
+                error = fault
         super().answered(result, error)
-
-
-def _malformed(method: str, error: Exception) -> RemoteProtocolError:
-    return RemoteProtocolError(f"the answer to {method} is malformed: {error}")
 
 
 def _check_extension(method: str) -> None:

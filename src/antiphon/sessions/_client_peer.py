@@ -6,23 +6,21 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from antiphon._calls import ClientCalls
 from antiphon._errors import (
     CapabilityError,
     LimitExceeded,
     LocalProtocolError,
-    RemoteProtocolError,
     ResourceNotFound,
 )
 from antiphon.runtime import Connection, FutureCall
-from antiphon.schema import UNSET, UnsetType, decode, decode_result, encode_checked, v1, v1_unstable
+from antiphon.schema import UNSET, UnsetType, decode, encode_checked, v1, v1_unstable
 from antiphon.sessions._agent_router import AgentHandlersLike, AgentRouter
 from antiphon.sessions._agent_session import AgentSession
 from antiphon.sessions._methods import (
     allowed_by,
     default_timeout,
+    read_result,
     refuse_unstable,
     table,
     tag_of,
@@ -146,20 +144,11 @@ class ClientPeer(ClientCalls):
     def result_of(self, params: Any, raw: Any) -> Any:
         """The typed result of a request with these parameters."""
         row = table().row_of(params, "request", "client")
-        try:
-            return decode_result(row.result, raw)
-        except msgspec.DecodeError as error:
-            msg = f"the answer to {row.name} is malformed: {error}"
-            raise RemoteProtocolError(msg) from None
+        return read_result(row.name, row.result, raw)
 
     async def _request(self, params: Any, timeout: float | None | UnsetType) -> Any:
         call = self.open_request(params, timeout)
-        try:
-            raw = await call.future
-        except asyncio.CancelledError:
-            self.connection.abandon(call)
-            raise
-        return self.result_of(params, raw)
+        return self.result_of(params, await self.connection.answer_to(call))
 
     async def _notify(self, params: Any) -> None:
         row = table().row_of(params, "notification", "client")

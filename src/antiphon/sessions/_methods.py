@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from antiphon._errors import LocalProtocolError
-from antiphon.schema import Method, UnsetType, Wire, encode_checked, v1_unstable, variants
+from antiphon._errors import LocalProtocolError, RemoteProtocolError
+from antiphon.schema import (
+    Method,
+    UnsetType,
+    Wire,
+    decode_result,
+    encode_checked,
+    v1_unstable,
+    variants,
+)
 
 if TYPE_CHECKING:
     from antiphon.core import Limits
@@ -19,6 +27,7 @@ __all__ = [
     "allowed_by",
     "default_timeout",
     "encode_result_of",
+    "read_result",
     "refuse_unstable",
     "table",
     "tag_of",
@@ -114,6 +123,14 @@ def refuse_unstable(row: Method, *, unstable: bool) -> None:
     if not row.stable and not unstable:
         msg = f"{row.name} is unstable: pass unstable=True to use it"
         raise LocalProtocolError(msg)
+
+
+def read_result(method: str, result_type: Any, raw: Any) -> Any:
+    """The typed result in an answer to `method`. Raises `RemoteProtocolError` for a malformed one."""
+    try:
+        return decode_result(result_type, raw)
+    except msgspec.DecodeError as fault:
+        raise RemoteProtocolError(f"the answer to {method} is malformed: {fault}") from None
 
 
 def encode_result_of(row: Method) -> Callable[[Any], bytes]:

@@ -19,9 +19,10 @@ from antiphon._errors import (
     TurnInProgress,
 )
 from antiphon.runtime import OutboundCall
-from antiphon.schema import UNSET, UnsetType, decode_result, encode_checked
+from antiphon.schema import UNSET, UnsetType, encode_checked
 from antiphon.sessions._content import as_blocks, check_prompt_content
 from antiphon.sessions._inbox import Inbox, Observer, Sink, Subscription, UpdateQueue
+from antiphon.sessions._methods import read_result
 from antiphon.sessions._update import Update
 
 if TYPE_CHECKING:
@@ -211,11 +212,10 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
             from antiphon.schema import v1_unstable
 
             try:
-                self.response = decode_result(v1_unstable.PromptResponse, self._raw)
-            except msgspec.DecodeError as fault:
+                self.response = read_result(self.method, v1_unstable.PromptResponse, self._raw)
+            except RemoteProtocolError:
                 self._raised = True
-                msg = f"the answer to session/prompt is malformed: {fault}"
-                raise RemoteProtocolError(msg) from None
+                raise
 
     def __await__(self) -> Generator[Any, None, PromptOutcome]:
         return self._run().__await__()
