@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 from antiphon._calls import AgentCalls
 from antiphon._errors import (
     AntiphonError,
-    CapabilityError,
     ConnectionClosed,
     LimitExceeded,
     LocalProtocolError,
@@ -25,7 +24,6 @@ from antiphon.runtime import Connection, FutureCall
 from antiphon.schema import (
     UNSET,
     UnsetType,
-    decode,
     encode,
     encode_checked,
     v1,
@@ -34,14 +32,12 @@ from antiphon.schema import (
 from antiphon.sessions._client_router import ClientHandlersLike, ClientRouter
 from antiphon.sessions._content import check_prompt_content
 from antiphon.sessions._methods import (
-    allowed_by,
-    default_timeout,
     read_result,
-    refuse_unstable,
     table,
     tag_of,
     tree_of,
 )
+from antiphon.sessions._peer import Peer
 from antiphon.sessions._session import Session
 
 if TYPE_CHECKING:
@@ -193,7 +189,7 @@ class SessionOpening:
             self._load.leave(self._result_type)
 
 
-class AgentPeer(AgentCalls):
+class AgentPeer(Peer, AgentCalls):
     """An agent, connected and initialized. Made by `antiphon.spawn` and `antiphon.connect`.
 
     Every method waits for the agent's answer and raises `RequestError` for an error answer,
@@ -208,6 +204,7 @@ class AgentPeer(AgentCalls):
         unstable: whether unstable methods may be called.
     """
 
+    side = "agent"
     initialize_result: v1_unstable.InitializeResponse
 
     def __init__(
@@ -229,11 +226,7 @@ class AgentPeer(AgentCalls):
         self.connection = Connection(
             transport, "client", self._router, limits=limits, record=record
         )
-        #: The agent's capabilities as builtins; what gates look at.
-        self.tree: Any = {}
-
-    def __repr__(self) -> str:
-        return f"<AgentPeer on {self.transport.describe()}>"
+        self.tree = {}
 
     # -------------------------------------------------------------- life
 
@@ -356,10 +349,6 @@ class AgentPeer(AgentCalls):
         """How the agent lets users sign in."""
         methods = self.initialize_result.auth_methods
         return () if isinstance(methods, UnsetType) else methods
-
-    def offers(self, path: str) -> bool:
-        """Whether the agent advertised a capability, e.g. "sessionCapabilities.list"."""
-        return allowed_by(self.tree, path)
 
     # -------------------------------------------------------------- sessions
 
@@ -546,37 +535,10 @@ class AgentPeer(AgentCalls):
         """`logout`: end the signed-in state; running sessions may fail with `AuthRequired`."""
         await self.request(v1.LogoutRequest())
 
-    # -------------------------------------------------------------- extensions
-
-    async def request_extension(
-        self,
-        method: str,
-        params: Any = None,
-        *,
-        timeout: float | None | UnsetType = UNSET,
-    ) -> Any:
-        """Ask an extension method (its name starts with `_`); the result as plain JSON values."""
-        _check_extension(method)
-        raw = await self.connection.request(
-            method,
-            None if params is None else encode_checked(params),
-            self._timeout(method, timeout),
-        )
-        return decode(Any, raw)
-
-    async def notify_extension(self, method: str, params: Any = None) -> None:
-        """Send an extension notification (its name starts with `_`)."""
-        _check_extension(method)
-        self.connection.notify(method, None if params is None else encode_checked(params))
-        await self.connection.drain()
-
     # -------------------------------------------------------------- for the generated calls
 
     async def _request(self, params: Any, timeout: float | None | UnsetType) -> Any:
-        row = table().row_of(params, "request", "agent")
-        refuse_unstable(row, unstable=self.unstable)
-        if row.gate is not None:
-            self._require(row.name, row.gate)
+        row = self._row_of(params, "request")
         self._check_offered(row.name, params)
         session = self.sessions.get(getattr(params, "session_id", ""))
         future = self.connection.create_future()
@@ -592,8 +554,7 @@ class AgentPeer(AgentCalls):
         return read_result(row.name, row.result, raw)
 
     async def _notify(self, params: Any) -> None:
-        row = table().row_of(params, "notification", "agent")
-        refuse_unstable(row, unstable=self.unstable)
+        row = self._row_of(params, "notification")
         self.connection.notify(row.name, encode_checked(params))
         await self.connection.drain()
 
@@ -629,15 +590,6 @@ class AgentPeer(AgentCalls):
         """Let go of a session: its queues, its place in `sessions`."""
         self.sessions.pop(session_id, None)
         self._router.close_inbox(session_id)
-
-    def _timeout(self, method: str, given: float | None | UnsetType) -> float | None:
-        if isinstance(given, UnsetType):
-            return default_timeout(self.connection.limits, method)
-        return given
-
-    def _require(self, method: str, gate: str) -> None:
-        if not allowed_by(self.tree, gate):
-            raise CapabilityError(method, f"agentCapabilities.{gate}")
 
     @staticmethod
     def _absolute(path: str | Path) -> str:
@@ -688,9 +640,3 @@ class _InitializeCall(FutureCall):
             except RemoteProtocolError as fault:
                 error = fault
         super().answered(result, error)
-
-
-def _check_extension(method: str) -> None:
-    if not method.startswith("_"):
-        msg = f"an extension method starts with an underscore, not {method!r}"
-        raise LocalProtocolError(msg)

@@ -8,24 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon._calls import ClientCalls
 from antiphon._errors import (
-    CapabilityError,
     LimitExceeded,
-    LocalProtocolError,
     ResourceNotFound,
 )
 from antiphon.runtime import Connection, FutureCall
-from antiphon.schema import UNSET, UnsetType, decode, encode_checked, v1, v1_unstable
+from antiphon.schema import UNSET, UnsetType, encode_checked, v1, v1_unstable
 from antiphon.sessions._agent_router import AgentHandlersLike, AgentRouter
 from antiphon.sessions._agent_session import AgentSession
 from antiphon.sessions._methods import (
     allowed_by,
-    default_timeout,
     read_result,
-    refuse_unstable,
     table,
     tag_of,
     tree_of,
 )
+from antiphon.sessions._peer import Peer
 from antiphon.sessions._turn import check_offer
 
 if TYPE_CHECKING:
@@ -40,7 +37,7 @@ __all__ = ["ClientPeer"]
 log = logging.getLogger("antiphon.agent")
 
 
-class ClientPeer(ClientCalls):
+class ClientPeer(Peer, ClientCalls):
     """The client of one connection, as an agent sees it; `turn.peer` and `ctx.peer`.
 
     Calls raise `CapabilityError` without sending anything where the client did not advertise what
@@ -51,6 +48,8 @@ class ClientPeer(ClientCalls):
         sessions: the sessions open on this connection, by id.
         unstable: whether unstable methods are served and called.
     """
+
+    side = "client"
 
     def __init__(
         self,
@@ -66,14 +65,10 @@ class ClientPeer(ClientCalls):
         self.transport = transport
         self._agent = agent
         self._params: v1_unstable.InitializeRequest | None = None
-        #: The client's capabilities as builtins; what gates look at.
-        self.tree: Any = {}
+        self.tree = {}
         self.connection = Connection(
             transport, "agent", AgentRouter(self, agent), limits=limits, record=record
         )
-
-    def __repr__(self) -> str:
-        return f"<ClientPeer on {self.transport.describe()}>"
 
     @property
     def capabilities(self) -> v1_unstable.ClientCapabilities:
@@ -87,10 +82,6 @@ class ClientPeer(ClientCalls):
         info = UNSET if self._params is None else self._params.client_info
         return None if isinstance(info, UnsetType) else info
 
-    def offers(self, path: str) -> bool:
-        """Whether the client advertised a capability, e.g. "fs.readTextFile"."""
-        return allowed_by(self.tree, path)
-
     async def run(self) -> None:
         """Serve until the link is gone. Cancelling it closes the link first."""
         try:
@@ -99,46 +90,13 @@ class ClientPeer(ClientCalls):
         finally:
             await self.connection.aclose()
 
-    async def request_extension(
-        self,
-        method: str,
-        params: Any = None,
-        *,
-        timeout: float | None | UnsetType = UNSET,
-    ) -> Any:
-        """Ask an extension method (its name starts with `_`); the result as plain JSON values."""
-        _check_extension(method)
-        seconds = (
-            default_timeout(self.connection.limits, method)
-            if isinstance(timeout, UnsetType)
-            else timeout
-        )
-        raw = await self.connection.request(
-            method, None if params is None else encode_checked(params), seconds
-        )
-        return decode(Any, raw)
-
-    async def notify_extension(self, method: str, params: Any = None) -> None:
-        """Send an extension notification (its name starts with `_`)."""
-        _check_extension(method)
-        self.connection.notify(method, None if params is None else encode_checked(params))
-        await self.connection.drain()
-
     # -------------------------------------------------------------- for turns and generated calls
 
     def open_request(self, params: Any, timeout: float | None | UnsetType) -> FutureCall:
         """Send a request; its raw result is the call's future."""
-        row = table().row_of(params, "request", "client")
-        refuse_unstable(row, unstable=self.unstable)
-        gate = row.gate
-        if row.name == "elicitation/create":
-            gate = f"elicitation.{tag_of(params)}"
-        if not allowed_by(self.tree, gate):
-            raise CapabilityError(row.name, f"clientCapabilities.{gate}")
-        if isinstance(timeout, UnsetType):
-            timeout = default_timeout(self.connection.limits, row.name)
+        row = self._row_of(params, "request")
         call = FutureCall(row.name, self.connection.create_future())
-        self.connection.open_call(call, encode_checked(params), timeout)
+        self.connection.open_call(call, encode_checked(params), self._timeout(row.name, timeout))
         return call
 
     def result_of(self, params: Any, raw: Any) -> Any:
@@ -151,10 +109,7 @@ class ClientPeer(ClientCalls):
         return self.result_of(params, await self.connection.answer_to(call))
 
     async def _notify(self, params: Any) -> None:
-        row = table().row_of(params, "notification", "client")
-        refuse_unstable(row, unstable=self.unstable)
-        if not allowed_by(self.tree, row.gate):
-            raise CapabilityError(row.name, f"clientCapabilities.{row.gate}")
+        row = self._row_of(params, "notification")
         if isinstance(params, v1.SessionNotification):
             check_offer(self.tree, params.update)
         self.connection.notify(row.name, encode_checked(params))
@@ -210,9 +165,3 @@ class ClientPeer(ClientCalls):
 
 
 _CANCELLED = b'{"stopReason":"cancelled"}'
-
-
-def _check_extension(method: str) -> None:
-    if not method.startswith("_"):
-        msg = f"an extension method starts with an underscore, not {method!r}"
-        raise LocalProtocolError(msg)
