@@ -49,7 +49,7 @@ async def decided(client: Client, *options: tuple[str, str]) -> Any:
 # ------------------------------------------------------------------ permission policies
 
 
-@pytest.mark.covers("R1-104", "R1-105")
+@pytest.mark.covers("R1-104", "R1-105", "FF-27")
 @pytest.mark.parametrize(
     ("policy", "options", "outcome"),
     [
@@ -74,6 +74,7 @@ async def test_a_policy_picks_by_kind_and_never_turns_a_no_into_a_yes(
     assert await decided(Client(permissions=policy), *options) == outcome
 
 
+@pytest.mark.covers("FF-27")
 async def test_the_default_is_to_refuse() -> None:
     assert await decided(Client(), *USUAL) == selected("no")
 
@@ -134,6 +135,7 @@ async def test_what_a_function_must_not_return_is_a_no(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+@pytest.mark.covers("FF-26")
 async def test_a_function_that_raises_refuses_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

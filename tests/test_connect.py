@@ -140,6 +140,7 @@ async def test_one_that_prints_a_sentence_and_exits_shows_the_sentence() -> None
     assert "Please run: agent login" in str(error)
 
 
+@pytest.mark.covers("FF-39")
 async def test_one_that_stays_silent_is_ended_at_the_start_up_time() -> None:
     argv = odd("sys.stdin.read(1); sys.stdin.read()")
     error, took = await failing(argv, startup_timeout=0.3)
@@ -288,7 +289,7 @@ def lines(*messages: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
 
 
-@pytest.mark.covers("R1-17", "R1-19")
+@pytest.mark.covers("R1-17", "R1-19", "FF-36")
 @pytest.mark.parametrize("start", [SERVE, "\nasyncio.run(run_stdio(Echo()))\n"])
 def test_piped_requests_are_all_answered_and_the_end_of_input_is_the_end(
     tmp_path: Path, start: str

@@ -239,6 +239,7 @@ def test_on_windows_a_group_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asked["stderr"] is None
 
 
+@pytest.mark.covers("FF-41")
 def test_an_inherited_environment_has_what_programs_need_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

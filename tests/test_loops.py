@@ -241,6 +241,7 @@ print("after serving")
 """
 
 
+@pytest.mark.covers("FF-36")
 @pytest.mark.parametrize("how", ["thread", "task"])
 @pytest.mark.parametrize("end", ["end of input", "signal"])
 def test_an_agent_that_is_stuck_ends_with_its_client(how: str, end: str) -> None:

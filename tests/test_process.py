@@ -172,6 +172,7 @@ async def test_cancelling_kills_where_there_is_no_pidfd() -> None:
 # ------------------------------------------------------------------ starting
 
 
+@pytest.mark.covers("FF-39")
 @pytest.mark.parametrize("argv", [["no-such-agent"], ["/"], [__file__]])
 async def test_what_cannot_be_started_is_a_start_error_within_milliseconds(
     argv: list[str],
@@ -272,6 +273,7 @@ async def test_a_child_that_ignores_the_end_of_input_gets_term() -> None:
     assert await child.end(stdin_grace=0.05) == 5
 
 
+@pytest.mark.covers("FF-36")
 async def test_a_child_that_ignores_term_is_killed_within_the_bounds() -> None:
     child = await shell("trap '' TERM; echo; while :; do sleep 1; done", stdout="pipe")
     await line_of(child)
@@ -314,6 +316,7 @@ TREES = {
 }
 
 
+@pytest.mark.covers("FF-35")
 @pytest.mark.parametrize("tree", TREES)
 async def test_nothing_of_the_group_survives(tree: str) -> None:
     child = await shell(TREES[tree], stdout="pipe")
@@ -526,7 +529,7 @@ async def test_on_windows_a_thread_waits_for_the_exit(monkeypatch: pytest.Monkey
 # ------------------------------------------------------------------ standard error
 
 
-@pytest.mark.covers("R1-5")
+@pytest.mark.covers("R1-5", "FF-37")
 @pytest.mark.parametrize(
     "write",
     [

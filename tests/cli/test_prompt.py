@@ -185,6 +185,7 @@ def test_timeout_bounds_reading_the_prompt() -> None:
         assert json.loads(process.stdout.read())["error"]["kind"] == "timeout"
 
 
+@pytest.mark.covers("FF-29")
 def test_silence_of_the_agent_has_a_limit_of_its_own() -> None:
     ran = antiphon("prompt", "--json", "--silence", "0.3", "--agent", odd("waits_for_cancel"), "x")
 
@@ -283,6 +284,7 @@ def test_text_in_a_pipe_is_untouched_and_text_elsewhere_cannot_drive_the_termina
     assert "\x1b" not in ran.err
 
 
+@pytest.mark.covers("FF-41")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_cancels_the_turn_and_is_exit_code_130(number: signal.Signals) -> None:
     marked = environment()

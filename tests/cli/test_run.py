@@ -93,7 +93,7 @@ def converse(folder: Path, what: str, *, stderr: int = subprocess.PIPE) -> tuple
 
 
 @pytest.mark.parametrize("what", ["noisy:agent", "noisy:Noisy", "noisy:make", "noisy:make()"])
-@pytest.mark.covers("R1-3")
+@pytest.mark.covers("R1-3", "FF-08")
 def test_nothing_a_module_prints_reaches_the_wire(module: Path, what: str) -> None:
     out, err = converse(module, what)
 

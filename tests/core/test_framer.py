@@ -72,7 +72,7 @@ def test_framer_returns_the_same_frames_for_any_chunks(chunks: list[bytes]) -> N
     assert framer.end() == []
 
 
-@pytest.mark.covers("F1", "F2", "F3")
+@pytest.mark.covers("F1", "F2", "F3", "FF-03")
 @pytest.mark.parametrize("limit", [4, 7, LIMIT])
 def test_framer_returns_the_same_frames_wherever_the_stream_is_cut(limit: int) -> None:
     data = MARK + b"one\r\n\r\n\ntwo\nthree33\r\nfour444444\r\n\rfive\r\r\nsix"
@@ -99,7 +99,7 @@ def test_framer_agrees_with_the_simple_reading_however_the_stream_is_cut(
     assert all(type(frame) in {bytes, Fault} for frame in frames)
 
 
-@pytest.mark.covers("F6")
+@pytest.mark.covers("F6", "FF-05")
 @given(lines=LINES, limit=st.integers(1, 30), data=st.data())
 def test_lf_and_crlf_give_the_same_frames(
     lines: list[bytes], limit: int, data: st.DataObject
@@ -144,7 +144,7 @@ def test_a_line_of_exactly_the_limit_passes(end: list[bytes], split: bool) -> No
     assert frames == [b"12345678"]
 
 
-@pytest.mark.covers("F4")
+@pytest.mark.covers("F4", "FF-01")
 @pytest.mark.parametrize("chunk", [1, 3, 100, 10_000, 1_000_000])
 def test_framer_keeps_neighbours_of_an_over_long_line(chunk: int) -> None:
     long = b"H" * 5_000 + b"m" * 20_000 + b"T" * 5_000
@@ -251,6 +251,7 @@ def test_framer_loses_nothing_of_10_000_frames_in_random_chunks() -> None:
     assert framer.buffered == 0
 
 
+@pytest.mark.covers("FF-02")
 def test_time_grows_with_the_size_of_a_frame_and_not_with_its_square() -> None:
     def seconds(mebibytes: int) -> float:
         framer = LineFramer(1 << 30)
@@ -267,6 +268,7 @@ def test_time_grows_with_the_size_of_a_frame_and_not_with_its_square() -> None:
     assert min(seconds(16) for _ in range(3)) < 10 * small
 
 
+@pytest.mark.covers("FF-05")
 @pytest.mark.parametrize("cut", range(4))
 def test_one_byte_order_mark_at_the_start_is_stripped(cut: int) -> None:
     data = MARK + b"{}\n" + MARK + b"{}\n"

@@ -101,7 +101,7 @@ ODD_FRAMES: list[tuple[bytes, tuple[int, Any] | None | str]] = [
 
 
 @pytest.mark.covers(
-    "R1-1", "R1-7", "R1-10", "R1-11", "R1-12", "R1-16", "R1-100", "R1-156", "R1-158"
+    "R1-1", "R1-7", "R1-10", "R1-11", "R1-12", "R1-16", "R1-100", "R1-156", "R1-158", "FF-06"
 )
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("frame", "expected"), ODD_FRAMES)
@@ -140,6 +140,7 @@ async def test_all_odd_frames_at_once_are_answered_one_by_one(side: Side) -> Non
         assert len(link.peer.frames) == len(answered) + len(noise) + 1
 
 
+@pytest.mark.covers("FF-08")
 async def test_what_an_agent_prints_is_kept_for_error_texts() -> None:
     async with linked("client") as link:
         link.side.serve("good", good)
@@ -170,7 +171,7 @@ async def test_any_kind_of_noise_is_kept(text: bytes) -> None:
 # --- ids -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("R1-6")
+@pytest.mark.covers("R1-6", "FF-15")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     "id_",
@@ -199,7 +200,7 @@ async def test_ids_come_back_byte_for_byte_in_results_and_errors(side: Side, id_
         assert link.peer.frames[1].startswith(b'{"jsonrpc":"2.0","id":%s,"error":{' % id_)
 
 
-@pytest.mark.covers("R1-6")
+@pytest.mark.covers("R1-6", "FF-15")
 async def test_both_directions_may_use_the_same_id_at_once() -> None:
     gate = Gate("theirs")
     async with linked() as link:
@@ -248,7 +249,7 @@ async def test_a_request_with_an_id_in_flight_is_dropped(side: Side) -> None:
 # --- what is refused before its handler runs -----------------------------------------------------
 
 
-@pytest.mark.covers("R1-8", "R1-155")
+@pytest.mark.covers("R1-8", "R1-155", "FF-16")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     "method", ["foo/bar", "_x/y", "", "ping", "$/cancel_request", "é", "good "]
@@ -272,7 +273,7 @@ async def test_of_an_absurdly_long_name_only_the_beginning_is_repeated() -> None
         assert (await link.peer.answer_to(1))["error"]["data"] == "m" * 256
 
 
-@pytest.mark.covers("R1-7", "R1-10")
+@pytest.mark.covers("R1-7", "R1-10", "FF-16")
 @pytest.mark.parametrize("side", SIDES)
 async def test_notifications_are_never_answered(side: Side) -> None:
     heard: list[Any] = []
@@ -585,6 +586,7 @@ class Unprintable(Exception):
         raise RuntimeError("internal")
 
 
+@pytest.mark.covers("FF-18")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -672,6 +674,7 @@ async def test_error_data_that_is_no_json_is_left_out(
         assert "cannot be encoded" in caplog.text
 
 
+@pytest.mark.covers("FF-07")
 async def test_a_file_name_that_is_no_unicode_does_not_cost_an_answer() -> None:
     async def handle(params: Any, context: Any) -> Any:
         raise ResourceNotFound({"path": "\udcff.txt"}, "no file \udcff.txt")
@@ -800,6 +803,7 @@ async def test_nothing_follows_a_request_that_failed(fault: Exception) -> None:
 # --- concurrency ---------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("FF-14")
 async def test_a_waiting_request_blocks_no_other() -> None:
     gate = Gate()
     async with linked() as link:
@@ -816,6 +820,7 @@ async def test_a_waiting_request_blocks_no_other() -> None:
         await link.peer.answer_to(1)
 
 
+@pytest.mark.covers("FF-13")
 @pytest.mark.parametrize("side", SIDES)
 async def test_a_handler_may_call_the_peer_which_calls_back(side: Side) -> None:
     async def outer(params: Any, context: Any) -> Any:
@@ -834,6 +839,7 @@ async def test_a_handler_may_call_the_peer_which_calls_back(side: Side) -> None:
         assert (await link.peer.answer_to("o"))["result"] == {"inner": 42}
 
 
+@pytest.mark.covers("FF-20")
 async def test_notifications_are_handled_one_at_a_time_in_wire_order() -> None:
     order: list[str] = []
     ready = asyncio.Event()
@@ -901,6 +907,7 @@ async def test_notifications_that_wait_at_the_end_are_not_begun() -> None:
         assert gate.ended == ["cancelled"]
 
 
+@pytest.mark.covers("FF-13")
 async def test_a_notification_handler_may_call_the_peer() -> None:
     results: list[Any] = []
     ready = asyncio.Event()
@@ -1192,7 +1199,7 @@ ACTIONS = st.lists(
 )
 
 
-@pytest.mark.covers("R1-6", "R1-98")
+@pytest.mark.covers("R1-6", "R1-98", "FF-17")
 @settings(max_examples=100)
 @given(ACTIONS, st.booleans())
 async def test_under_every_race_a_request_gets_exactly_one_response(
@@ -1270,7 +1277,7 @@ async def test_a_call_gets_its_raw_result_and_sends_its_params() -> None:
         assert not link.connection.protocol.calls
 
 
-@pytest.mark.covers("R1-16")
+@pytest.mark.covers("R1-16", "FF-15")
 async def test_answers_that_only_look_like_ours_do_not_resolve_a_call() -> None:
     async with linked("client") as link:
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
@@ -1286,7 +1293,7 @@ async def test_answers_that_only_look_like_ours_do_not_resolve_a_call() -> None:
         assert len(link.peer.frames) == 1
 
 
-@pytest.mark.covers("R1-14")
+@pytest.mark.covers("R1-14", "FF-18")
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -1323,6 +1330,7 @@ async def test_a_null_result_is_a_result(frame: bytes) -> None:
         assert bytes(await bounded(task)) == b"null"
 
 
+@pytest.mark.covers("FF-01")
 @pytest.mark.parametrize(
     ("frame", "limit"),
     [
@@ -1344,6 +1352,7 @@ async def test_an_answer_over_a_limit_fails_its_call(frame: bytes, limit: str) -
         assert len(link.peer.frames) == 1
 
 
+@pytest.mark.covers("FF-01")
 async def test_a_call_over_the_frame_limit_is_refused_before_a_byte_is_written() -> None:
     async with linked("client", frame_bytes=200) as link:
         with pytest.raises(LimitExceeded):
@@ -1359,6 +1368,7 @@ async def test_a_call_over_the_frame_limit_is_refused_before_a_byte_is_written()
         assert not link.connection.protocol.calls
 
 
+@pytest.mark.covers("FF-17")
 async def test_a_timeout_tells_the_peer_and_a_late_answer_is_ignored() -> None:
     async with linked("client") as link:
         with pytest.raises(RequestTimeout) as caught:
@@ -1379,6 +1389,7 @@ async def test_a_timeout_tells_the_peer_and_a_late_answer_is_ignored() -> None:
         assert len(link.peer.frames) == 3
 
 
+@pytest.mark.covers("FF-17")
 async def test_a_cancelled_caller_tells_the_peer_and_a_late_answer_is_ignored() -> None:
     async with linked("client") as link:
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
@@ -1472,6 +1483,7 @@ async def test_an_answer_settles_its_call_before_the_next_frame_is_looked_at() -
 # --- the end -------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("FF-12")
 @pytest.mark.parametrize("how", ["the peer closes", "we close"])
 async def test_the_end_fails_every_call_within_one_turn_and_later_ones_at_once(how: str) -> None:
     async with linked("client") as link:
@@ -1545,6 +1557,7 @@ async def test_an_answer_that_was_read_is_delivered_although_the_end_follows() -
         assert raw(await bounded(task)) == "last words"
 
 
+@pytest.mark.covers("FF-12")
 async def test_closing_is_shared_repeatable_and_outlives_a_caller_that_gives_up() -> None:
     async with linked() as link:
         cancelled = asyncio.Event()

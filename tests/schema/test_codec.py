@@ -223,6 +223,7 @@ def test_loads_gives_plain_values_and_mends_text() -> None:
 # --- results and params
 
 
+@pytest.mark.covers("FF-31")
 @pytest.mark.parametrize("raw", [None, b"null", b" null\n", b"{}"])
 def test_null_counts_as_an_empty_result(raw: bytes | None) -> None:
     assert decode_result(v1.WriteTextFileResponse, raw) == v1.WriteTextFileResponse()
@@ -265,7 +266,7 @@ def test_update_of_a_known_kind_is_typed() -> None:
     assert decode_update(CHUNK % b"hi") == v1.AgentMessageChunk(content=v1.TextContent(text="hi"))
 
 
-@pytest.mark.covers("R1-86")
+@pytest.mark.covers("R1-86", "FF-32")
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
@@ -327,7 +328,7 @@ def test_notification_keeps_the_text_of_an_unknown_update() -> None:
     assert [repair.path for repair in repairs] == ["$.update.sessionUpdate", "$._meta"]
 
 
-@pytest.mark.covers("R1-156")
+@pytest.mark.covers("R1-156", "FF-32")
 def test_tool_call_keeps_everything_but_the_odd_parts() -> None:
     raw = json.dumps(
         {
@@ -425,6 +426,7 @@ def test_update_with_thousands_of_bad_items_takes_linear_time() -> None:
 # --- absent, null, value
 
 
+@pytest.mark.covers("FF-31")
 def test_absent_null_and_value_are_three_things_both_ways() -> None:
     for update, text in (
         (v1.SessionInfoUpdate(), b'{"sessionUpdate":"session_info_update"}'),
@@ -442,6 +444,7 @@ def test_required_lists_are_written_when_empty() -> None:
 # --- encoding: text
 
 
+@pytest.mark.covers("FF-07")
 @pytest.mark.parametrize(
     ("text", "written"),
     [
@@ -525,6 +528,7 @@ WITH_NUMBER: Final[list[tuple[Callable[[float], Any], str]]] = [
 ]
 
 
+@pytest.mark.covers("FF-07")
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize(("make", "where"), WITH_NUMBER)
 def test_number_that_json_lacks_is_refused_at_the_call(

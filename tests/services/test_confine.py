@@ -517,6 +517,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trees")
 
 
+@pytest.mark.covers("FF-42")
 @settings(max_examples=300)
 @given(tree=TREES, steps=STEPS)
 def test_what_is_reached_is_what_the_system_means(
@@ -553,6 +554,7 @@ def test_what_is_reached_is_what_the_system_means(
             assert not inside
 
 
+@pytest.mark.covers("FF-42")
 def test_directories_swapped_for_links_never_lead_out(root: Path, outside: Path) -> None:
     """The attack that a check before an open loses; `naive` proves that it works."""
     (outside / "f").write_text(SECRET)

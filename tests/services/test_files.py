@@ -140,6 +140,7 @@ def test_windows_equal_a_plain_reference_wherever_the_chunks_are_cut(
         assert asyncio.run(reading) == expected
 
 
+@pytest.mark.covers("FF-44")
 @settings(max_examples=30)
 @given(content=st.text(st.sampled_from("a\n"), max_size=30), limit=st.integers(1, 5))
 def test_windows_one_after_the_other_are_the_file(content: str, limit: int) -> None:
@@ -209,7 +210,7 @@ async def test_only_the_lines_asked_for_must_be_utf8(root: Path) -> None:
     assert await read(Files(root), root / "f", line=3) == "good\n"
 
 
-@pytest.mark.covers("R1-107")
+@pytest.mark.covers("R1-107", "FF-43")
 async def test_a_missing_file_is_not_found_with_its_uri(root: Path) -> None:
     (root / "dangling").symlink_to("nowhere")
     for name in ("no file", "no/file", "dangling"):
@@ -218,6 +219,7 @@ async def test_a_missing_file_is_not_found_with_its_uri(root: Path) -> None:
         assert data == {"uri": f"file://{root}/{name}".replace(" ", "%20")}
 
 
+@pytest.mark.covers("FF-42")
 async def test_what_is_no_regular_file_is_refused_without_blocking(root: Path) -> None:
     os.mkfifo(root / "fifo")
     (root / "d").mkdir()

@@ -155,7 +155,7 @@ async def test_a_command_that_ignores_term_is_killed(agent: Agent) -> None:
     await agent.release(terminal_id)
 
 
-@pytest.mark.covers("R1-118")
+@pytest.mark.covers("R1-118", "FF-47")
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGSEGV", "SIGHUP"])
 async def test_a_death_by_signal_is_told_by_its_name(agent: Agent, name: str) -> None:
     terminal_id = await agent.sh(f"ulimit -c 0; kill -{name.removeprefix('SIG')} $$")
@@ -223,6 +223,7 @@ async def test_the_exit_is_told_though_a_child_of_the_command_holds_its_output(
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.covers("FF-35")
 @pytest.mark.parametrize("script", ["sleep 60 & echo $!; wait", "sleep 60 & echo $!"])
 async def test_a_kill_ends_the_whole_tree(agent: Agent, script: str) -> None:
     terminal_id = await agent.sh(script)
@@ -406,6 +407,7 @@ async def test_a_command_allowed_after_its_session_was_released_is_not_started(
 # --- commands -----------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("FF-46")
 @pytest.mark.parametrize(
     ("command", "output"),
     [
@@ -431,6 +433,7 @@ async def test_a_whole_line_as_command_is_run_by_a_shell(
     await terminals.aclose()
 
 
+@pytest.mark.covers("FF-46")
 async def test_arguments_never_reach_a_shell(agent: Agent, terminals: Terminals) -> None:
     words = ["a; touch made", "$(touch made)", "'\"\n", "a b", ""]
     script = "import sys; print(sys.argv[1:])"
@@ -498,6 +501,7 @@ async def environment(agent: Agent, **more: Any) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in text.split("\0") if entry)
 
 
+@pytest.mark.covers("FF-41")
 async def test_the_environment_is_the_essential_one_then_ours_then_the_agents(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -635,7 +639,7 @@ async def test_where_descriptors_have_no_names_the_real_path_is_entered(
     ("limit", "kept"),
     [(0, ""), (1, ""), (2, ""), (3, "€"), (4, "€"), (7, "€€"), (14, "a€€€€"), (15, None)],
 )
-@pytest.mark.covers("R1-112")
+@pytest.mark.covers("R1-112", "FF-47")
 async def test_the_end_of_the_output_is_kept_cut_between_characters(
     agent: Agent, terminals: Terminals, limit: int, kept: str | None
 ) -> None:
@@ -684,6 +688,7 @@ async def test_the_tail_of_much_output_is_exact_and_complete_at_the_exit(
     await terminals.aclose()
 
 
+@pytest.mark.covers("FF-03")
 async def test_half_a_character_is_held_back_until_it_is_whole(
     agent: Agent, terminals: Terminals, root: Path
 ) -> None:

@@ -97,7 +97,7 @@ async def test_the_first_frame_is_initialize_with_version_capabilities_and_name(
         assert peer.connection.initialized
 
 
-@pytest.mark.covers("R1-27")
+@pytest.mark.covers("R1-27", "FF-34")
 @pytest.mark.parametrize("version", [0, 2, 99, 65535])
 async def test_a_version_we_cannot_speak_closes_the_link_and_says_which(version: int) -> None:
     async with raw_pair() as (ours, raw):
@@ -311,7 +311,7 @@ GATED: Calls = [
 ]
 
 
-@pytest.mark.covers("R1-28", "R1-41", "R1-42", "R1-43", "R1-44", "R1-45", "R1-148")
+@pytest.mark.covers("R1-28", "R1-41", "R1-42", "R1-43", "R1-44", "R1-45", "R1-148", "FF-34")
 @pytest.mark.parametrize(("method", "call", "capability"), GATED)
 async def test_what_the_agent_did_not_offer_is_refused_here_and_never_sent(
     method: str, call: Callable[[AgentPeer], Awaitable[Any]], capability: str
@@ -369,7 +369,7 @@ async def test_a_terminal_login_is_never_sent() -> None:
         await signing
 
 
-@pytest.mark.covers("R1-14")
+@pytest.mark.covers("R1-14", "FF-18")
 async def test_every_error_answer_keeps_its_code_message_and_data() -> None:
     async with raw_agent(capabilities=EVERYTHING) as (peer, raw):
         for number, (code, data, kind) in enumerate(
@@ -619,6 +619,7 @@ async def test_an_awaited_load_gives_the_session_with_its_history_labelled(metho
             assert [u.label async for u in turn] == ["turn"]
 
 
+@pytest.mark.covers("FF-21")
 async def test_history_can_be_iterated_before_the_answer_is_there() -> None:
     async with raw_agent(capabilities=EVERYTHING) as (peer, raw):
         async with peer.load_session("s") as session:

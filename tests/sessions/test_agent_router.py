@@ -102,7 +102,7 @@ def order(raw: RawSide) -> list[Any]:
 # ------------------------------------------------------------------ handshake
 
 
-@pytest.mark.covers("R1-23", "R1-24", "R1-25", "R1-26")
+@pytest.mark.covers("R1-23", "R1-24", "R1-25", "R1-26", "FF-34")
 @pytest.mark.parametrize("version", [1, 0, 2, 99, 65535])
 async def test_whatever_version_is_offered_the_answer_is_the_one_spoken(version: int) -> None:
     async with unshaken_client(Echo()) as raw:
@@ -167,7 +167,7 @@ async def test_optional_members_do_not_fail_the_handshake(more: dict[str, Any]) 
     assert tried == [(False, False)]  # what does not decode is not offered
 
 
-@pytest.mark.covers("R1-30")
+@pytest.mark.covers("R1-30", "FF-34")
 async def test_before_the_handshake_requests_are_refused_and_notifications_dropped() -> None:
     heard: list[Any] = []
 
@@ -1034,6 +1034,7 @@ async def test_a_response_with_a_number_that_json_cannot_say_is_an_internal_erro
     assert "NaN" in caplog.text
 
 
+@pytest.mark.covers("FF-29")
 @pytest.mark.parametrize(
     "returned", [5, True, {"stopReason": "end_turn"}, [], v1.NewSessionRequest, "Hello!", ""]
 )
@@ -1060,6 +1061,7 @@ async def test_an_agent_without_prompt_says_so() -> None:
         assert (await raw.answer_to("p"))["error"]["code"] == -32601
 
 
+@pytest.mark.covers("FF-28")
 async def test_a_second_prompt_is_refused_and_the_first_unharmed() -> None:
     agent = Echo()
     async with raw_client(agent) as raw:
@@ -1081,6 +1083,7 @@ async def test_a_second_prompt_is_refused_and_the_first_unharmed() -> None:
         assert updates(raw, one) == ["wait", "third"]
 
 
+@pytest.mark.covers("FF-28")
 @pytest.mark.parametrize("how", ["raise", "until cancelled", "wait"])
 async def test_a_turn_that_failed_or_was_cancelled_makes_room_for_the_next(how: str) -> None:
     agent = Echo()
@@ -1099,6 +1102,7 @@ async def test_a_turn_that_failed_or_was_cancelled_makes_room_for_the_next(how: 
         assert (await raw.answer_to("p2"))["result"] == {"stopReason": "end_turn"}
 
 
+@pytest.mark.covers("FF-14")
 async def test_a_turn_does_not_hold_up_other_sessions_or_its_own_requests() -> None:
     """Field fault 14: one waiting request blocks nothing."""
     agent = Optional()
@@ -1118,7 +1122,7 @@ async def test_a_turn_does_not_hold_up_other_sessions_or_its_own_requests() -> N
 # ------------------------------------------------------------------ cancellation
 
 
-@pytest.mark.covers("R1-95")
+@pytest.mark.covers("R1-95", "FF-25")
 async def test_a_cancel_in_the_same_write_as_the_prompt_hits_it() -> None:
     agent = Echo()
     async with raw_client(agent) as raw:
@@ -1130,6 +1134,7 @@ async def test_a_cancel_in_the_same_write_as_the_prompt_hits_it() -> None:
         assert (await raw.answer_to("q"))["result"] == {"stopReason": "end_turn"}
 
 
+@pytest.mark.covers("FF-24")
 async def test_a_cancel_of_nothing_does_nothing() -> None:
     agent = Echo()
     async with raw_client(agent) as raw:

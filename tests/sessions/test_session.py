@@ -238,6 +238,7 @@ async def test_a_turn_that_was_left_shows_its_answer_when_its_observers_have_see
         assert (turn.stop_reason, seen) == ("cancelled", ["late"])
 
 
+@pytest.mark.covers("FF-29")
 async def test_an_agent_that_never_answers_a_cancelled_turn_costs_the_back_stop_at_most() -> None:
     async with raw_agent(limits=Limits(cancel_backstop=0.05)) as (peer, raw):
         session = await opened(peer, raw)
@@ -301,7 +302,7 @@ async def test_leaving_a_block_ends_the_iteration_of_another_task_with_the_answe
         assert turn.stop_reason == "cancelled"
 
 
-@pytest.mark.covers("R1-90")
+@pytest.mark.covers("R1-90", "FF-24")
 async def test_cancelling_keeps_the_updates_coming_until_the_answer() -> None:
     async with raw_agent() as (peer, raw):
         session = await opened(peer, raw)
@@ -322,7 +323,7 @@ async def test_cancelling_keeps_the_updates_coming_until_the_answer() -> None:
         assert len(cancels) == 2  # both came while the turn was open
 
 
-@pytest.mark.covers("R1-92")
+@pytest.mark.covers("R1-92", "FF-26")
 async def test_cancelling_answers_the_open_permission_requests_as_cancelled() -> None:
     asked, late = asyncio.Event(), asyncio.Event()
 
@@ -355,6 +356,7 @@ async def test_cancelling_answers_the_open_permission_requests_as_cancelled() ->
         assert len([f for f in raw.frames if f.get("id") in ("p1", "p2")]) == 2
 
 
+@pytest.mark.covers("FF-29")
 async def test_a_whole_turn_may_be_bounded_in_time() -> None:
     async with raw_agent() as (peer, raw):
         session = await opened(peer, raw)
@@ -364,6 +366,7 @@ async def test_a_whole_turn_may_be_bounded_in_time() -> None:
         await raw.wait("session/cancel")  # quirk 19: most agents know only this one
 
 
+@pytest.mark.covers("FF-24")
 async def test_what_still_comes_of_a_turn_that_timed_out_is_not_the_next_ones(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -441,6 +444,7 @@ async def test_a_lost_connection_ends_the_turn_after_what_was_received() -> None
         assert seen == ["a"]
 
 
+@pytest.mark.covers("FF-12")
 async def test_the_end_reaches_a_turn_although_another_session_has_spent_the_budget() -> None:
     async with raw_agent(limits=Limits(queue_bytes=10_000)) as (peer, raw):
         await opened(peer, raw, "idle")
@@ -455,6 +459,7 @@ async def test_the_end_reaches_a_turn_although_another_session_has_spent_the_bud
             await asyncio.wait_for(running, 5)
 
 
+@pytest.mark.covers("FF-19")
 async def test_an_answer_that_was_read_is_given_although_the_link_is_gone() -> None:
     async with raw_agent() as (peer, raw):
         session = await opened(peer, raw)
@@ -492,6 +497,7 @@ async def test_updates_outside_a_turn_go_to_the_session_labelled() -> None:
             await anext(subscription)
 
 
+@pytest.mark.covers("FF-21")
 async def test_an_update_right_behind_the_answer_to_session_new_is_not_lost() -> None:
     async with raw_agent() as (peer, raw):
         opening = asyncio.create_task(peer.new_session(cwd="/"))
@@ -564,6 +570,7 @@ async def test_two_sessions_do_not_mix() -> None:
 # ------------------------------------------------------------------ observers and the barrier
 
 
+@pytest.mark.covers("FF-20")
 async def test_observers_sync_and_async_see_all_updates_in_order() -> None:
     seen: list[str] = []
     labels: list[str] = []
@@ -592,6 +599,7 @@ async def test_observers_sync_and_async_see_all_updates_in_order() -> None:
         assert labels == ["session", *["turn"] * 20]
 
 
+@pytest.mark.covers("FF-19")
 async def test_an_answer_is_visible_only_after_the_observers_returned() -> None:
     gate, seen = asyncio.Event(), list[str]()
 
@@ -613,6 +621,7 @@ async def test_an_answer_is_visible_only_after_the_observers_returned() -> None:
         assert seen == ["a", "b"]
 
 
+@pytest.mark.covers("FF-13")
 async def test_an_observer_may_call_the_agent_about_its_own_session() -> None:
     done = asyncio.Event()
     session: Session
@@ -669,6 +678,7 @@ def returns_what_nobody_awaits(update: Update) -> Any:
     return update.text
 
 
+@pytest.mark.covers("FF-17")
 @pytest.mark.parametrize("act", [cancels_its_own_work, raises_hard, returns_what_nobody_awaits])
 async def test_whatever_an_observer_does_it_sees_the_next_update(act: Any) -> None:
     seen: list[str] = []

@@ -290,7 +290,7 @@ async def test_a_selected_option_allows_only_if_its_kind_does(option: str, allow
     assert [o.kind for o in request.options] == ["allow_once", "allow_always", "reject_once"]
 
 
-@pytest.mark.covers("R1-103")
+@pytest.mark.covers("R1-103", "FF-27")
 async def test_everything_but_a_selected_allowing_option_is_a_no(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -361,7 +361,7 @@ async def test_a_cancelled_turn_may_flush_and_then_ends_as_cancelled() -> None:
     assert turn.over
 
 
-@pytest.mark.covers("R1-96")
+@pytest.mark.covers("R1-96", "FF-25")
 async def test_an_error_of_a_cancelled_turn_is_still_cancelled() -> None:
     async def act(turn: Turn) -> None:
         await turn.say("begin")
@@ -371,6 +371,7 @@ async def test_an_error_of_a_cancelled_turn_is_still_cancelled() -> None:
     assert (await cancel_during(act))[0] == "cancelled"
 
 
+@pytest.mark.covers("FF-26")
 async def test_an_open_question_ends_as_a_no_as_soon_as_the_turn_is_cancelled() -> None:
     async def never(params: Any, ctx: Any) -> Any:
         await asyncio.Event().wait()
@@ -388,7 +389,7 @@ async def test_an_open_question_ends_as_a_no_as_soon_as_the_turn_is_cancelled() 
     assert len(wire.received("session/request_permission")) == 1
 
 
-@pytest.mark.covers("R1-94")
+@pytest.mark.covers("R1-94", "FF-25")
 async def test_a_turn_that_ignores_its_cancellation_is_over_after_the_back_stop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -527,6 +528,7 @@ class Lending(Client):
         return v1.ElicitationAcceptAction(content={"name": "x"})
 
 
+@pytest.mark.covers("FF-43")
 async def test_files_are_read_and_written_through_the_client() -> None:
     client = Lending()
 

@@ -148,6 +148,7 @@ async def test_a_slow_process_pauses_the_sender() -> None:
     await transport.aclose()
 
 
+@pytest.mark.covers("FF-01")
 async def test_large_frames_pass_both_ways(loop_factory: Any) -> None:
     transport = ProcessTransport(["cat"])
     receiver = await begin(transport)
@@ -215,6 +216,7 @@ async def test_a_grandchild_that_goes_on_writing_is_not_listened_to_for_ever() -
     assert not alive(int(first))
 
 
+@pytest.mark.covers("FF-12")
 @pytest.mark.parametrize("pausing_again", [False, True])
 @pytest.mark.parametrize("by_thread", [False, True])
 async def test_the_end_does_not_wait_for_a_receiver_that_has_paused(

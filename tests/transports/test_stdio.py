@@ -106,7 +106,7 @@ def read_until(fd: int, end: bytes) -> bytes:
 # ------------------------------------------------------------------ purity
 
 
-@pytest.mark.covers("R1-3")
+@pytest.mark.covers("R1-3", "FF-08")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_nothing_but_frames_reaches_standard_output(agent: Agent, loop: str) -> None:
     out, err = agent.run("noise", "errors", loop)
@@ -134,6 +134,7 @@ def test_nothing_but_frames_reaches_a_file_that_is_both_outputs(
     assert path.read_bytes() == ECHOES
 
 
+@pytest.mark.covers("FF-09")
 def test_children_do_not_eat_frames(agent: Agent) -> None:
     agent.run("noise", data=b"".join(b"%d\n" % n for n in range(10)))
 
@@ -198,6 +199,7 @@ def test_an_agent_answers_what_it_has_read_and_exits_at_the_end_of_input(
     assert agent.report["error"] is None
 
 
+@pytest.mark.covers("FF-10")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_files_are_read_and_written(agent: Agent, tmp_path: Path, loop: str) -> None:
     (tmp_path / "in").write_bytes(b"a\nb")
@@ -208,6 +210,7 @@ def test_files_are_read_and_written(agent: Agent, tmp_path: Path, loop: str) -> 
     assert (tmp_path / "out").read_bytes() == ECHOES
 
 
+@pytest.mark.covers("FF-10")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_the_null_device_is_an_end_of_input(agent: Agent, loop: str) -> None:
     out, _ = agent.run(loop, stdin=subprocess.DEVNULL)
@@ -299,6 +302,7 @@ def test_one_socket_is_both_input_and_output(agent: Agent, errors_too: bool, loo
     there.close()
 
 
+@pytest.mark.covers("FF-10")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_flags_of_descriptions_that_others_hold_are_never_changed(
@@ -329,6 +333,7 @@ def test_flags_of_descriptions_that_others_hold_are_never_changed(
 # ------------------------------------------------------------------ slow and dead clients
 
 
+@pytest.mark.covers("FF-10")
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_client_that_does_not_read_delays_only_what_is_written_to_it(
