@@ -21,6 +21,10 @@ export PATH := $(PATH):$(abspath $(BIN))
 export NPM_CONFIG_UPDATE_NOTIFIER := false
 # Node has a list of certificates of its own; let it trust what the system trusts, as pip does.
 export NODE_USE_SYSTEM_CA ?= 1
+# A home that cannot be written to has no place for npm's cache.
+ifneq ($(shell test -w "$$HOME" || echo no),)
+export NPM_CONFIG_CACHE ?= $(abspath $(CACHE))/npm
+endif
 NPM_INSTALL := npm install --no-audit --no-fund --no-save --ignore-scripts --loglevel=error
 
 .PHONY: demo test check interop bench clean
