@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -18,16 +19,15 @@ from antiphon._errors import (
     TurnOver,
 )
 from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
-from antiphon.schema import UnsetType, decode, v1, v1_unstable
+from antiphon.schema import UnsetType, decode_params, v1, v1_unstable
 from antiphon.sessions._content import missing_capability
-from antiphon.sessions._extension import Extensions, extension_routes
-from antiphon.sessions._methods import allowed_by, encode_result_of, table, tag_of, tree_of
+from antiphon.sessions._methods import allowed_by, tag_of, tree_of
+from antiphon.sessions._side_router import HandlersLike, SideRouter, session_of
 from antiphon.sessions._turn import Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from antiphon.schema import Method
     from antiphon.sessions._agent_session import AgentSession
     from antiphon.sessions._client_peer import ClientPeer
 
@@ -39,15 +39,8 @@ log = logging.getLogger("antiphon.agent")
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
 
 
-class AgentHandlersLike(Protocol):
+class AgentHandlersLike(HandlersLike, Protocol):
     """What this module needs of an `Agent`."""
-
-    def find_handler(self, name: str) -> Callable[[Any, Any], Awaitable[Any]] | None:
-        """The handler of that name, or None where it is not implemented."""
-
-    def extensions(self) -> Extensions:
-        """The extension methods by wire name."""
-        ...
 
     async def prompt(self, turn: Turn) -> Any:
         """Answer one prompt."""
@@ -114,20 +107,17 @@ class AgentContext(Context):
         return call is not None and self.connection.protocol.request_of(call.id) is call
 
 
-class AgentRouter:
+class AgentRouter(SideRouter):
     """Routes what the client sends to the agent's handlers, and keeps the sessions in step."""
 
     def __init__(self, peer: ClientPeer, agent: AgentHandlersLike) -> None:
+        super().__init__("agent", peer, agent)
         self._peer = peer
         self._agent = agent
-        self._routes: dict[str, RequestRoute | None] = {}
-        self._extensions = extension_routes(
-            agent.extensions(), lambda: peer.connection.limits.json_depth
-        )
-        self._offered: Any = {}
         self._auth_methods: Sequence[Any] = ()
         self._cancel = NoticeRoute(
-            _decoder(v1_unstable.CancelNotification), immediate=self._cancel_received
+            partial(decode_params, v1_unstable.CancelNotification),
+            immediate=self._cancel_received,
         )
         self._special: Mapping[str, Callable[[RequestRoute], RequestRoute]] = {
             "initialize": self._initialize_route,
@@ -137,6 +127,7 @@ class AgentRouter:
             "session/load": self._load_route,
             "session/resume": self._load_route,
             "session/fork": self._new_route,
+            "session/prompt": self._prompt_route,
             "session/close": self._close_route,
             "session/delete": self._close_route,
             "session/set_mode": self._mode_route,
@@ -145,60 +136,16 @@ class AgentRouter:
 
     # -------------------------------------------------------------- Router
 
-    def request_route(self, method: str) -> RequestRoute | None:
-        try:
-            return self._routes[method]
-        except KeyError:
-            pass
-        if method.startswith("_"):
-            return self._extensions.requests.get(method)
-        row = table().requests["agent"].get(method)
-        if row is None:  # names the peer makes up are not remembered
-            return None
-        route = self._make_route(row)
-        if route is not None:  # what is offered may still change during the handshake
-            self._routes[method] = route
-        return route
+    def notice_route(self, method: str) -> NoticeRoute | None:
+        return self._cancel if method == "session/cancel" else super().notice_route(method)
 
-    def _make_route(self, row: Method) -> RequestRoute | None:
-        if not row.stable and not self._peer.unstable:
-            return None
-        if not allowed_by(self._offered, row.gate):
-            return None
-        decode_params = _decoder(row.params)
-        if row.name == "session/prompt":
-            encode_response = encode_result_of(row)
-            return RequestRoute(decode_params, self._run_turn, encode_response, self._accept_prompt)
-        handler = self._agent.find_handler(row.handler)
-        if handler is None:
-            return None
-        route = RequestRoute(decode_params, handler, encode_result_of(row))
-        special = self._special.get(row.name)
+    def _served(self, method: str, route: RequestRoute) -> RequestRoute:
+        special = self._special.get(method)
         return route if special is None else special(route)
 
-    def notice_route(self, method: str) -> NoticeRoute | None:
-        if method == "session/cancel":
-            return self._cancel
-        if method.startswith("_"):
-            return self._extensions.notices.get(method)
-        row = table().notifications["agent"].get(method)
-        if row is None or (not row.stable and not self._peer.unstable):
-            return None
-        handler = self._agent.find_handler(row.handler)
-        if handler is None:
-            return None
-        return NoticeRoute(_decoder(row.params), handle=cast("Any", handler))
-
     def context(self, method: str, raw: Any, params: Any, call: InboundCall | None) -> AgentContext:
-        session_id = getattr(params, "session_id", "")
-        return AgentContext(
-            self._peer.connection,
-            method,
-            session_id if isinstance(session_id, str) else "",
-            raw,
-            call,
-            self._peer,
-        )
+        peer = self._peer
+        return AgentContext(peer.connection, method, session_of(params), raw, call, peer)
 
     def update_received(self, session_id: str, update: Any, frame: bytes) -> None:
         """An agent receives no updates; `core` never reports one on this side."""
@@ -379,6 +326,9 @@ class AgentRouter:
 
     # -------------------------------------------------------------- turns
 
+    def _prompt_route(self, route: RequestRoute) -> RequestRoute:
+        return RequestRoute(route.decode, self._run_turn, route.encode, self._accept_prompt)
+
     def _accept_prompt(self, params: v1_unstable.PromptRequest, context: AgentContext) -> Turn:
         """In the reader: a cancel right behind the prompt must find the turn (field fault 25)."""
         session = self._peer.session_of(params.session_id)
@@ -452,13 +402,6 @@ class AgentRouter:
 
 #: One that the protocol does not know has to be returned as a `PromptResponse`.
 _STOP_REASONS = frozenset(("end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"))
-
-
-def _decoder(params_type: Any) -> Callable[[Any], Any]:
-    def decode_params(raw: Any) -> Any:
-        return decode(params_type, b"{}" if raw is None else raw)
-
-    return decode_params
 
 
 def _list(value: Sequence[Any] | UnsetType | None) -> list[Any]:

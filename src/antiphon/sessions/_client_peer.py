@@ -63,7 +63,6 @@ class ClientPeer(Peer, ClientCalls):
         self.unstable = unstable
         self.sessions: dict[str, AgentSession] = {}
         self.transport = transport
-        self._agent = agent
         self._params: v1_unstable.InitializeRequest | None = None
         self.tree = {}
         self.connection = Connection(

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from antiphon._errors import ConnectionClosed, InvalidParams, LimitExceeded
-from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
-from antiphon.schema import UNSET, decode, v1_unstable
-from antiphon.sessions._extension import Extensions, extension_routes
+from antiphon.runtime import Connection, Context, InboundCall, RequestRoute
+from antiphon.schema import UNSET, v1_unstable
 from antiphon.sessions._inbox import Inbox, Observer
-from antiphon.sessions._methods import allowed_by, encode_result_of, table, tag_of, tree_of
+from antiphon.sessions._methods import allowed_by, tag_of, tree_of
+from antiphon.sessions._side_router import HandlersLike, SideRouter, session_of
 
 if TYPE_CHECKING:
-    from antiphon.schema import Method
     from antiphon.sessions._agent_peer import AgentPeer
     from antiphon.sessions._session import Session
     from antiphon.sessions._update import Update
@@ -29,15 +28,8 @@ log = logging.getLogger("antiphon.client")
 _CANCELLED = b'{"outcome":{"outcome":"cancelled"}}'
 
 
-class ClientHandlersLike(Protocol):
+class ClientHandlersLike(HandlersLike, Protocol):
     """What this module needs of a `Client`."""
-
-    def find_handler(self, name: str) -> Callable[[Any, Any], Awaitable[Any]] | None:
-        """The handler of that name, or None where it is not implemented."""
-
-    def extensions(self) -> Extensions:
-        """The extension methods by wire name."""
-        ...
 
     def observers(self, peer: AgentPeer) -> Sequence[Observer]:
         """Who watches the updates of all sessions of a connection."""
@@ -88,12 +80,12 @@ class ClientContext(Context):
         return () if session is None else session.roots
 
 
-class ClientRouter:
+class ClientRouter(SideRouter):
     """Routes what the agent sends: updates to inboxes, requests and notifications to handlers."""
 
     def __init__(self, peer: AgentPeer, handlers: ClientHandlersLike) -> None:
+        super().__init__("client", peer, handlers)
         self._peer = peer
-        self._handlers = handlers
         self._observers = tuple(handlers.observers(peer))
         self._inboxes: dict[str, Inbox] = {}
         # (session id, update, frame), in the order they came.
@@ -102,11 +94,6 @@ class ClientRouter:
         self._permissions: dict[InboundCall, str] = {}
         #: Ids of sessions not known here that asked for a terminal: they have to be ended as well.
         self.strangers: set[str] = set()
-        self._offered: Any = {}
-        self._routes: dict[str, RequestRoute | None] = {}
-        self._extensions = extension_routes(
-            handlers.extensions(), lambda: peer.connection.limits.json_depth
-        )
 
     def offer(self, capabilities: v1_unstable.ClientCapabilities) -> None:
         """Remember what was advertised: only that is served (R1-9)."""
@@ -165,40 +152,18 @@ class ClientRouter:
 
     # -------------------------------------------------------------- requests
 
-    def request_route(self, method: str) -> RequestRoute | None:
-        try:
-            return self._routes[method]
-        except KeyError:
-            pass
-        if method.startswith("_"):
-            return self._extensions.requests.get(method)
-        row = table().requests["client"].get(method)
-        if row is None:  # names the peer makes up are not remembered
-            return None
-        route = self._routes[method] = self._make_route(row)
-        return route
-
-    def _make_route(self, row: Method) -> RequestRoute | None:
-        if not row.stable and not self._peer.unstable:
-            return None
-        if not allowed_by(self._offered, row.gate):
-            return None
-        handler = self._handlers.find_handler(row.handler)
-        if handler is None:
-            return None
-        params_type = row.params
-
-        def decode_params(raw: Any) -> Any:
-            return decode(params_type, b"{}" if raw is None else raw)
-
-        accept: Callable[[Any, Any], Any] | None = None
-        if row.name == "session/request_permission":
-            accept, handler = self._accept_permission, self._permission_handler(handler)
-        elif row.name == "elicitation/create":
-            accept = self._accept_elicitation
-        elif row.name == "terminal/create":
-            handler = self._terminal_handler(handler)
-        return RequestRoute(decode_params, handler, encode_result_of(row), accept)
+    def _served(self, method: str, route: RequestRoute) -> RequestRoute:
+        decode, invoke, encode = route.decode, route.invoke, route.encode
+        match method:
+            case "session/request_permission":
+                ask = self._permission_handler(invoke)
+                return RequestRoute(decode, ask, encode, self._accept_permission)
+            case "elicitation/create":
+                return RequestRoute(decode, invoke, encode, self._accept_elicitation)
+            case "terminal/create":
+                return RequestRoute(decode, self._terminal_handler(invoke), encode)
+            case _:
+                return route
 
     def _accept_permission(self, params: Any, context: ClientContext) -> Any:
         """Enter it where `session/cancel` finds it; answered at once in a turn being cancelled."""
@@ -252,38 +217,13 @@ class ClientRouter:
             raise InvalidParams({"reason": "elicitation mode not advertised", "mode": mode})
         return params
 
-    # -------------------------------------------------------------- notifications
-
-    def notice_route(self, method: str) -> NoticeRoute | None:
-        if method.startswith("_"):
-            return self._extensions.notices.get(method)
-        row = table().notifications["client"].get(method)
-        if row is None or (not row.stable and not self._peer.unstable):
-            return None
-        handler = self._handlers.find_handler(row.handler)
-        if handler is None or not allowed_by(self._offered, row.gate):
-            return None
-        params_type = row.params
-
-        def decode_params(raw: Any) -> Any:
-            return decode(params_type, b"{}" if raw is None else raw)
-
-        return NoticeRoute(decode_params, handle=cast("Any", handler))
-
     # -------------------------------------------------------------- the rest of Router
 
     def context(
         self, method: str, raw: Any, params: Any, call: InboundCall | None
     ) -> ClientContext:
-        session_id = getattr(params, "session_id", "")
-        return ClientContext(
-            self._peer.connection,
-            method,
-            session_id if isinstance(session_id, str) else "",
-            raw,
-            call,
-            self._peer,
-        )
+        peer = self._peer
+        return ClientContext(peer.connection, method, session_of(params), raw, call, peer)
 
     def cancelled(self, call: InboundCall) -> bool:
         """A permission request that is withdrawn is answered as cancelled (acp-v1 §7, §20)."""
