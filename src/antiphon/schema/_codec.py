@@ -123,7 +123,11 @@ def decode_params(kind: Any, raw: Frame | None) -> Any:
 
     Source: acp-v1 §1.
     """
-    return decode(kind, b"{}" if kind is not Any and _is_null(raw) else raw or b"null")
+    data = _given(kind, raw)
+    try:
+        return decoder(kind)(data)
+    except (msgspec.DecodeError, RecursionError):
+        return _logged(kind, _decode_forgiving(kind, data))
 
 
 @overload
@@ -137,7 +141,7 @@ def decode_result(kind: Any, raw: Frame | None) -> Any:
     answer `session/list` with null and `session/set_config_option` with `{}`, and what was asked
     for is done all the same. Source: acp-v1 §20, quirks 7 and 8.
     """
-    data = b"{}" if kind is not Any and _is_null(raw) else raw or b"null"
+    data = _given(kind, raw)
     try:
         return decoder(kind)(data)
     except (msgspec.DecodeError, RecursionError):
@@ -182,8 +186,11 @@ class _TooDeep(msgspec.DecodeError):
         super().__init__(_TOO_DEEP)
 
 
-def _is_null(raw: Frame | None) -> bool:
-    return raw is None or (len(raw) < 16 and bytes(raw).strip() == b"null")
+def _given(kind: Any, raw: Frame | None) -> Frame:
+    """What to decode: `{}` for None and null, unless anything goes."""
+    if raw is None or (len(raw) < 16 and bytes(raw).strip() == b"null"):
+        return b"null" if kind is Any else b"{}"
+    return raw
 
 
 def _logged(kind: Any, result: tuple[Any, tuple[Repair, ...]]) -> Any:

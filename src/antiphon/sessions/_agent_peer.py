@@ -602,14 +602,18 @@ class AgentPeer(Peer, AgentCalls):
 
     def _check_offered(self, method: str, params: Any) -> None:
         """Refuse parts of parameters that the agent must have asked for (R1-42..R1-45, R1-73)."""
+        if isinstance(params, v1.PromptRequest):
+            check_prompt_content(params.prompt, self.tree)
+        elif hasattr(params, "mcp_servers"):
+            self._check_setup(method, params)
+
+    def _check_setup(self, method: str, params: Any) -> None:
         if _given(params, "additional_directories"):
             self._require(method, "sessionCapabilities.additionalDirectories")
         for server in _given(params, "mcp_servers") or ():
             kind = tag_of(server)  # a stdio server has none
             if kind:
                 self._require(method, f"mcpCapabilities.{kind}")
-        if isinstance(params, v1.PromptRequest):
-            check_prompt_content(params.prompt, self.tree)
         prompt = _given(params, "system_prompt")
         if prompt is not None:
             self._require(method, "sessionCapabilities.systemPrompt")

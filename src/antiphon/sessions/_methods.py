@@ -27,7 +27,6 @@ __all__ = [
     "allowed_by",
     "default_timeout",
     "encode_result_of",
-    "gate_of",
     "read_result",
     "refuse_unstable",
     "table",
@@ -105,11 +104,6 @@ def allowed_by(capabilities: Any, gate: str | None) -> bool:
             return False
         node = cast("Mapping[str, Any]", node).get(name)
     return node is True or isinstance(node, Mapping)
-
-
-def gate_of(row: Method, params: Any) -> str | None:
-    """The gate of one call. Each mode of an elicitation has its own (R1-128)."""
-    return f"elicitation.{tag_of(params)}" if row.name == "elicitation/create" else row.gate
 
 
 def tree_of(capabilities: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from antiphon._errors import CapabilityError, LocalProtocolError
 from antiphon.schema import UNSET, UnsetType, decode, encode_checked
-from antiphon.sessions._methods import allowed_by, default_timeout, gate_of, refuse_unstable, table
+from antiphon.sessions._methods import allowed_by, default_timeout, refuse_unstable, table, tag_of
 
 if TYPE_CHECKING:
     from antiphon.core import Side
@@ -77,10 +77,14 @@ class Peer:
         """
         row = table().row_of(params, kind, self.side)
         refuse_unstable(row, unstable=self.unstable)
-        self._require(row.name, gate_of(row, params))
+        gate = row.gate
+        if row.name == "elicitation/create":  # R1-128: each of its modes has its own
+            gate = f"elicitation.{tag_of(params)}"
+        if gate is not None:
+            self._require(row.name, gate)
         return row
 
-    def _require(self, method: str, gate: str | None) -> None:
+    def _require(self, method: str, gate: str) -> None:
         if not allowed_by(self.tree, gate):
             raise CapabilityError(method, f"{self.side}Capabilities.{gate}")
 
