@@ -191,7 +191,7 @@ def test_paths_are_words(tmp_path: Path) -> None:
     assert words_of([tmp_path, "x"]) == [str(tmp_path), "x"]
 
 
-def test_running_out_of_descriptors_is_a_start_error_that_leaves_nothing(
+def test_pipes_that_run_out_of_descriptors_leave_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = os.pipe
@@ -205,7 +205,7 @@ def test_running_out_of_descriptors_is_a_start_error_that_leaves_nothing(
 
     monkeypatch.setattr(os, "pipe", pipe)
 
-    with pytest.raises(StartError, match="cannot make pipes: Too many open files"):
+    with pytest.raises(OSError, match="Too many open files"):
         Pipes("pipe", "pipe", "pipe")
 
 

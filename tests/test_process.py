@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -186,6 +187,20 @@ async def test_what_cannot_be_started_is_a_start_error_within_milliseconds(
     assert caught.value.command == argv
     assert caught.value.exit_status is None
     assert argv[0] in str(caught.value)
+
+
+async def test_running_out_of_descriptors_is_a_start_error_that_names_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pipe() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe", pipe)
+
+    with pytest.raises(StartError, match="cannot make pipes: Too many open files") as caught:
+        await Child.start(["cat"])
+
+    assert caught.value.command == ["cat"]
 
 
 async def test_an_environment_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from antiphon import Agent, Turn
-from antiphon._recording import Recorder
+from antiphon._recording import Guarded, Recorder
 from tests.sessions.pairs import joined
 from tests.sessions.raw_side import raw_agent, raw_client
 
@@ -196,3 +196,13 @@ def test_a_recording_is_one_line_a_frame_for_every_reader(tmp_path: Path) -> Non
 
     (line,) = path.read_text("utf-8").splitlines()
     assert json.loads(line)["frame"] == {"text": "a\u2028b\u2029c\u0085d"}
+
+
+def test_a_function_is_handed_nothing_after_the_close() -> None:
+    seen: list[tuple[str, bytes]] = []
+    guarded = Guarded(lambda direction, frame: seen.append((direction, frame)))
+    guarded("in", b"1")
+    guarded.close()
+    guarded.close()
+    guarded("in", b"2")
+    assert seen == [("in", b"1")]

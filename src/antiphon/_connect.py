@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from antiphon._client import Client
-from antiphon._errors import MissingExtra, StartError
+from antiphon._errors import MissingExtra
 from antiphon._loops import bounded_runner
 from antiphon._recording import Guarded, Recorder
 from antiphon._version import __version__
@@ -58,8 +58,8 @@ class Connecting:
 
     async def _open(self) -> AgentPeer:
         options = self._options
-        recorder, record = _recorder(options.record)
-        on_close = None if recorder is None else recorder.close
+        record = _recorder(options.record)
+        on_close = None if record is None else record.close
         try:
             peer = AgentPeer(
                 self._make(),
@@ -82,9 +82,7 @@ class Connecting:
             await peer.initialize(info, options.limits.startup_timeout)
             if options.authenticate is not None:
                 await peer.authenticate(options.authenticate)
-        except BaseException as error:
-            if isinstance(error, StartError) and not error.command:
-                error.command = options.argv
+        except BaseException:
             await peer.aclose()
             raise
         return peer
@@ -99,9 +97,7 @@ class _Options:
         authenticate: str | None,
         *,
         unstable: bool,
-        argv: Sequence[str] = (),
     ) -> None:
-        self.argv = list(argv)
         self.client = Client() if client is None else client
         self.limits = Limits() if limits is None else limits
         self.record = record
@@ -109,13 +105,10 @@ class _Options:
         self.unstable = unstable
 
 
-def _recorder(record: Record | None) -> tuple[Recorder | None, Callable[[str, bytes], None] | None]:
+def _recorder(record: Record | None) -> Recorder | Guarded | None:
     if record is None:
-        return None, None
-    if callable(record):
-        return None, Guarded(record)
-    recorder = Recorder(record)
-    return recorder, recorder
+        return None
+    return Guarded(record) if callable(record) else Recorder(record)
 
 
 def spawn(
@@ -160,14 +153,13 @@ def spawn(
     if isinstance(argv, (str, bytes)):
         msg = "argv is a list of arguments, not one string; shlex.split makes one of a command line"
         raise TypeError(msg)
-    options = _Options(client, limits, record, authenticate, unstable=unstable, argv=argv)
+    words = list(argv)  # ours, whatever becomes of it
+    options = _Options(client, limits, record, authenticate, unstable=unstable)
 
     def make() -> Transport:
         from antiphon.transports import ProcessTransport
 
-        return ProcessTransport(
-            options.argv, cwd=cwd, env=env, stderr=stderr, limits=options.limits
-        )
+        return ProcessTransport(words, cwd=cwd, env=env, stderr=stderr, limits=options.limits)
 
     return Connecting(make, options)
 
@@ -206,9 +198,9 @@ async def serve(
         limits: what the connection may cost, and how long things may take.
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
     """
-    recorder, sink = _recorder(record)
+    recorder = _recorder(record)
     try:
-        await ClientPeer(transport, agent, unstable=unstable, limits=limits, record=sink).run()
+        await ClientPeer(transport, agent, unstable=unstable, limits=limits, record=recorder).run()
     finally:
         if recorder is not None:
             recorder.close()

@@ -26,7 +26,11 @@ __all__ = ["Pipes", "explain", "inherit_env", "spawn", "words_of"]
 
 
 class Pipes:
-    """What a child gets as its three standard descriptors, and our ends of them (or -1)."""
+    """What a child gets as its three standard descriptors, and our ends of them (or -1).
+
+    Raises:
+        OSError: too many open files; nothing is left open.
+    """
 
     def __init__(
         self,
@@ -50,11 +54,10 @@ class Pipes:
                 self._theirs.append(self.stderr)
             elif stderr == "stdout":
                 self.stderr = subprocess.STDOUT
-        except OSError as error:  # too many open files
+        except BaseException:
             self.close_theirs()
             self.close_ours()
-            msg = f"cannot make pipes: {error.strerror}"
-            raise StartError(msg) from error
+            raise
 
     def close_theirs(self) -> None:
         """Close the child's ends, which it has inherited by now."""

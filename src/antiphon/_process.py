@@ -128,7 +128,11 @@ class Child:
                 milliseconds and is never suspended, so it cannot be cancelled half-way.
         """
         words = words_of(argv)
-        pipes = Pipes(stdin, stdout, stderr)
+        try:
+            pipes = Pipes(stdin, stdout, stderr)
+        except OSError as error:
+            reason = f"cannot make pipes: {error.strerror}"
+            raise StartError(reason, command=words) from error
         try:
             process = spawn(words, cwd, env, pipes)
         except (OSError, ValueError) as error:

@@ -95,4 +95,8 @@ class Guarded:
             raise
         except BaseException:
             log.exception("the function given as record= failed; nothing more is recorded")
-            self._function = None
+            self.close()
+
+    def close(self) -> None:
+        """Hand nothing more on. Idempotent."""
+        self._function = None

@@ -81,7 +81,7 @@ async def test_what_cannot_be_started_says_why_at_once(
 
     assert time.monotonic() - start < 2
     assert str(caught.value) == said
-    assert caught.value.command == argv
+    assert caught.value.command == transport.argv == argv
     await transport.aclose()
     transport.send([b"a"])
 

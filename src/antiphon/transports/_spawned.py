@@ -8,6 +8,7 @@ and in which order closing happens. Leaves the process to `_process`, the bytes 
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -73,6 +74,11 @@ class ProcessTransport(StreamTransport):
         self._child: Child | None = None
         self._reason = "the agent's process ended"
         self._exit_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def argv(self) -> list[str]:
+        """Command and arguments, as they were given."""
+        return [os.fspath(word) for word in self._argv]
 
     @property
     def pid(self) -> int | None:
