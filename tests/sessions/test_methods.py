@@ -110,8 +110,37 @@ def test_a_void_result_may_be_none_and_others_may_not() -> None:
     new = encode_result_of(table().requests["agent"]["session/new"])
     with pytest.raises(TypeError, match="session/new returned NoneType"):
         new(None)
-    with pytest.raises(TypeError, match="returned dict"):
-        new({"sessionId": "s"})
+    for other in (
+        {"sessionId": "s"},
+        v1.LoadSessionResponse(),
+        v1.Cost(amount=1.0, currency="EUR"),
+    ):
+        with pytest.raises(TypeError, match=f"returned {type(other).__name__}, not a result of it"):
+            new(other)
+
+
+class OwnSession(v1.NewSessionResponse, kw_only=True):
+    """A result with a member that the protocol does not name."""
+
+    models: list[str]
+
+
+def test_a_result_is_of_its_method_in_any_version_or_a_subclass_of_it() -> None:
+    new = encode_result_of(table().requests["agent"]["session/new"])
+    assert new(v1.NewSessionResponse(session_id="s")) == b'{"sessionId":"s"}'
+    assert new(v1_unstable.NewSessionResponse(session_id="s")) == b'{"sessionId":"s"}'
+    own = OwnSession(session_id="s", models=["m"])
+    assert new(own) == b'{"sessionId":"s","models":["m"]}'
+    form = encode_result_of(table().requests["client"]["elicitation/create"])
+    assert form(v1.ElicitationDeclineAction()) == b'{"action":"decline"}'
+    with pytest.raises(TypeError, match="returned NewSessionResponse"):
+        form(v1.NewSessionResponse(session_id="s"))
+
+
+def test_a_result_that_may_be_anything_is_written_as_it_is() -> None:
+    forward = encode_result_of(table().requests["agent"]["proxy/successor"])
+    assert forward({"any": [None]}) == b'{"any":[null]}'
+    assert forward(None) == b"null"
 
 
 def test_tags_are_read_off_any_value() -> None:

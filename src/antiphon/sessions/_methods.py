@@ -134,14 +134,19 @@ def read_result(method: str, result_type: Any, raw: Any) -> Any:
 
 
 def encode_result_of(row: Method) -> Callable[[Any], bytes]:
-    """How a handler's value becomes the result: a struct of the protocol, or None for a void method."""
+    """How a handler's value becomes the result: the method's own struct, or None for a void method."""
+    if row.result is Any:  # what is forwarded may be any JSON
+        return encode_checked
     empty_allowed = not _required_members(row.result)
+    # A struct of v1 may stand for its superset, and a subclass of a user for either: what they have in
+    # common is a class of the protocol.
+    kin = {known for kind in variants(row.result) for known in kind.__mro__} - set(Wire.__mro__)
 
     def encode_value(value: Any) -> bytes:
         if value is None and empty_allowed:
             return b"{}"
-        if not isinstance(value, msgspec.Struct):
-            msg = f"the handler of {row.name} returned {type(value).__name__}, not a result"
+        if kin.isdisjoint(type(value).__mro__):
+            msg = f"the handler of {row.name} returned {type(value).__name__}, not a result of it"
             raise TypeError(msg)
         return encode_checked(value)
 
