@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from antiphon.schema._report import JSON_NAMES, FieldError, Repair, is_array, is_object
+from antiphon.schema._report import JSON_NAMES, FieldError, Repair, is_array, is_object, json_name
 
 
 def test_error_names_the_path_and_is_a_validation_error() -> None:
@@ -58,3 +58,20 @@ print(strictly, "antiphon.schema._forgiving" in sys.modules)
     )
 
     assert done.stdout == b"False True\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ({}, "object"),
+        ([], "array"),
+        ("", "str"),
+        (True, "bool"),
+        (1, "int"),
+        (1.0, "float"),
+        (None, "null"),
+        (object(), "number out of range"),
+    ],
+)
+def test_a_value_is_named_by_its_json_type(value: object, name: str) -> None:
+    assert json_name(value) == name

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from antiphon.schema._report import json_name
+
 __all__ = [
     "Choice",
     "Unknown",
@@ -30,7 +32,6 @@ __all__ = [
 Case = tuple[Any, str | None, str | type | None]
 
 
-_KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str", list: "array"}
 _EMPTY: dict[str, Any] = {}
 
 
@@ -120,12 +121,12 @@ def choose(kind: Choice, value: Any) -> Any:
     probe: object = value
     if list in kind.members:
         if not isinstance(value, list):
-            raise ValueError(f"Expected `array`, got `{_json_kind(value)}`")
+            raise ValueError(f"Expected `array`, got `{json_name(value)}`")
         items = typing.cast("list[object]", value)
         probe = items[0] if items else _EMPTY
     if not isinstance(probe, dict):
         # msgspec adds the path to a ValueError; a TypeError would leave the decoder as it is.
-        raise ValueError(f"Expected `object`, got `{_json_kind(probe)}`")  # noqa: TRY004
+        raise ValueError(f"Expected `object`, got `{json_name(probe)}`")  # noqa: TRY004
     members = typing.cast("dict[str, Any]", probe)
     for alternative, key, test in kind.cases:
         if key is None:
@@ -161,7 +162,3 @@ def encode_hook(value: Any) -> Any:
     if isinstance(value, Unknown):
         return msgspec.Raw(value.raw)
     raise NotImplementedError(f"Encoding objects of type {type(value).__name__} is unsupported")
-
-
-def _json_kind(value: object) -> str:
-    return "null" if value is None else _KINDS.get(type(value), "object")

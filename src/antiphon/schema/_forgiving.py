@@ -22,7 +22,7 @@ import msgspec
 from msgspec import UNSET, inspect
 
 from antiphon.schema._choice import Unknown, UnknownUpdate, choose
-from antiphon.schema._report import JSON_NAMES, FieldError, Repair, is_array, is_object
+from antiphon.schema._report import JSON_NAMES, FieldError, Repair, is_array, is_object, json_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -443,8 +443,7 @@ def _give_up(invalid: Invalid, walk: Walk, mark: int) -> FieldError:
 
 
 def _unexpected(expected: str, value: Any, path: Path) -> Invalid:
-    found = JSON_NAMES.get(value.__class__, "number out of range")
-    return Invalid(path, f"Expected `{expected}`, got `{found}`")
+    return Invalid(path, f"Expected `{expected}`, got `{json_name(value)}`")
 
 
 def _render(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeGuard
 
 import msgspec
 
-__all__ = ["JSON_NAMES", "FieldError", "Repair", "is_array", "is_object"]
+__all__ = ["JSON_NAMES", "FieldError", "Repair", "is_array", "is_object", "json_name"]
 
 #: The JSON type of a decoded value, by class, as error texts name it.
 JSON_NAMES: Final[dict[type, str]] = {
@@ -22,6 +22,11 @@ JSON_NAMES: Final[dict[type, str]] = {
     float: "float",
     type(None): "null",
 }
+
+
+def json_name(value: Any) -> str:
+    """The JSON type of a decoded value. What no Python type holds was a number (`OutOfRange`)."""
+    return JSON_NAMES.get(value.__class__, "number out of range")
 
 
 class Repair(msgspec.Struct, frozen=True):
