@@ -219,21 +219,10 @@ class Inbox:
     def end(self) -> None:
         """The connection is gone: let consumers come to the end of what they have."""
         self.ended = True
-        self.wake()
+        for queue in self._subscribers:
+            queue.wake()
         if self._observed is not None:
             self._observed.wake()
-
-    def wake(self) -> None:
-        """Let subscribers look whether they are done."""
-        for queue in list(self._subscribers):
-            queue.wake()
-
-    def discard(self) -> int:
-        """Let go of everything that waits; returns the number of updates nobody saw."""
-        dropped = self.backlog.discard()
-        for queue in list(self._subscribers):
-            queue.discard()
-        return dropped
 
     # -------------------------------------------------------------- subscribers
 
