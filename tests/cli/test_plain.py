@@ -91,8 +91,39 @@ def test_output_of_a_terminal_is_told_with_the_tool_it_belongs_to(
     assert aside.getvalue().splitlines()[1:] == ["  | line 1", "  | line 2"]
 
 
+def ran(text: str, **members: Any) -> ToolView:
+    return ToolView(id="1", title="Run it", kind="execute", text=text, **members)
+
+
+def test_text_of_a_tool_is_told_at_its_end_though_it_came_before(
+    plain: Plain, aside: io.StringIO
+) -> None:
+    plain.tool(ran(""))
+    plain.tool(ran("3 passed\n"))
+    plain.tool(ran("3 passed\n", status="completed"))
+    plain.tool(ran("3 passed\n", status="completed"))
+
+    assert aside.getvalue().splitlines() == [
+        "execute: Run it",
+        "execute: Run it [completed]",
+        "  | 3 passed",
+    ]
+
+
+def test_text_that_repeats_a_terminal_or_the_file_that_was_read_is_not_told(
+    plain: Plain, aside: io.StringIO
+) -> None:
+    plain.output("t", "from the terminal\n")
+    plain.tool(ran("repeated", terminals=("t",), status="completed"))
+    plain.tool(ToolView(id="2", title="Read", kind="read", text="a file", status="completed"))
+
+    assert [line for line in aside.getvalue().splitlines() if line.startswith("  |")] == [
+        "  | from the terminal"
+    ]
+
+
 def test_long_output_keeps_its_end(plain: Plain, aside: io.StringIO) -> None:
-    plain.tool(tool(text="\n".join(map(str, range(100))), status="completed"))
+    plain.tool(ran("\n".join(map(str, range(100))), status="completed"))
 
     assert aside.getvalue().splitlines()[-1] == "  | 99"
     assert len(aside.getvalue().splitlines()) == 21

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import pytest
@@ -57,6 +58,24 @@ def test_a_pipe_a_dumb_terminal_and_a_closed_stream_get_plain_text(
     assert type(choose_asker()) is PlainAsker
     monkeypatch.setattr(sys, "stderr", None)
     assert type(choose_display(Output(), cwd="/")) is Plain
+
+
+def test_a_reader_of_the_text_may_write_to_the_terminal_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_a_terminal(monkeypatch)
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "w", encoding="utf-8") as piped:
+        monkeypatch.setattr(sys, "stdout", piped)
+        display = choose_display(Output(), cwd="/")
+        assert type(display) is Plain
+
+        # As after `| tee`: each line begins on a line of its own.
+        display.message("text")
+        display.note("noted")
+
+    assert isinstance(sys.stderr, Terminal)
+    assert sys.stderr.getvalue() == "\nnoted\n"
 
 
 def test_json_gets_no_display_but_questions() -> None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Output", "readable", "tell", "update_line"]
+__all__ = ["Output", "is_terminal", "readable", "tell", "update_line"]
 
 # What some readers take for the end of a line, raw inside JSON: a carriage return can only stand
 # between tokens there, the other three only inside strings.
@@ -48,6 +49,8 @@ class Output:
         self.lost = not self.was_there
         #: Whether a person looks at it directly.
         self.is_terminal = not self.lost and sys.stdout.isatty()
+        #: Whether another programme reads it while we write.
+        self.is_pipe = not self.lost and _is_pipe(sys.stdout)
 
     def write(self, data: bytes) -> None:
         """Write and flush all of it; never raises for a stream that cannot be written to."""
@@ -84,6 +87,22 @@ class Output:
             pass
         if self.on_lost is not None:
             self.on_lost()
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether it is one, for streams that may be closed or were never there (`2>&-`)."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def tell(text: str) -> None:

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from antiphon.cli._output import readable
+from antiphon.cli._output import is_terminal, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from antiphon.cli._output import Output
     from antiphon.cli._view import FileChange, PlanLine, Question, ToolView
 
-__all__ = ["Plain", "Quiet", "change_lines", "relative", "same_file"]
+__all__ = ["KINDS_WITHOUT_TEXT", "Plain", "Quiet", "change_lines", "relative", "same_file"]
 
 _PLAN_MARKS = {"completed": "x", "in_progress": ">"}
 _MAX_CHANGE_LINES = 40
 _MAX_OUTPUT_LINES = 20
+#: What these tools return is shown otherwise, or is what nobody asked to see.
+KINDS_WITHOUT_TEXT = frozenset({"read", "edit"})
 
 
 class Plain:
@@ -34,12 +36,17 @@ class Plain:
         self._out = out
         self._aside = sys.stderr if aside is None else aside
         self._cwd = cwd
-        # Whether text and lines meet in one place, where a line must not begin inside the text.
-        self._mixed = self._out.is_terminal or same_file(sys.stdout, self._aside)
+        # Whether text and lines meet in one place, where a line must not begin inside the text: also
+        # where what reads the text may show it on the terminal that the lines go to (`| tee`).
+        self._mixed = (
+            self._out.is_terminal
+            or same_file(sys.stdout, self._aside)
+            or (self._out.is_pipe and is_terminal(self._aside))
+        )
         # What the last character written belongs to: "" at the start of a line.
         self._open = ""
         self._plan: tuple[PlanLine, ...] = ()
-        self._tools: dict[str, tuple[str, str, tuple[FileChange, ...], str]] = {}
+        self._tools: dict[str, tuple[str, str, tuple[FileChange, ...]]] = {}
         self._output: dict[str, list[str]] = {}
 
     def begin(self, *, title: str, facts: Sequence[tuple[str, str]]) -> None:
@@ -73,7 +80,7 @@ class Plain:
                 self._line(f"plan [{_PLAN_MARKS.get(line.status, ' ')}] {line.content}")
 
     def tool(self, tool: ToolView) -> None:
-        name, end, changes, text = self._tools.get(tool.id, ("", "", (), ""))
+        name, end, changes = self._tools.get(tool.id, ("", "", ()))
         ended = tool.status if tool.is_over else ""
         if (tool.name, ended) != (name, end):
             places = ", ".join(relative(path, self._cwd) for path in tool.locations)
@@ -81,12 +88,18 @@ class Plain:
             self._line(f"{tool.kind}: {tool.name}{where}{f' [{ended}]' if ended else ''}")
         if tool.changes != changes:
             self._changes(tool)
-        if tool.is_over and tool.text and tool.text != text:
-            self._block(tool.text)
-        if tool.is_over:
-            for terminal_id in tool.terminals:
-                self._flush_output(terminal_id)
-        self._tools[tool.id] = (tool.name, ended, tool.changes, tool.text)
+        if tool.is_over and not end:
+            self._result(tool)
+        self._tools[tool.id] = (tool.name, ended, tool.changes)
+
+    def _result(self, tool: ToolView) -> None:
+        printed = [self._printed(terminal_id) for terminal_id in tool.terminals]
+        # Agents often repeat a terminal's output as text.
+        if not any(printed) and tool.kind not in KINDS_WITHOUT_TEXT:
+            printed = [tool.text]
+        for text in printed:
+            if text.strip():
+                self._block(text)
 
     def output(self, terminal_id: str, text: str) -> None:
         self._output.setdefault(terminal_id, []).append(text)
@@ -105,7 +118,7 @@ class Plain:
     def suspend(self, question: Question) -> None:
         tool = question.tool
         self._line(question.headline)
-        if tool.changes != self._tools.get(tool.id, ("", "", (), ""))[2]:
+        if tool.changes != self._tools.get(tool.id, ("", "", ()))[2]:
             self._changes(tool)
         if tool.command and tool.command != tool.name:
             self._line(f"  $ {tool.command}")
@@ -134,10 +147,8 @@ class Plain:
         for line in lines[-_MAX_OUTPUT_LINES:]:
             self._line(f"  | {line}")
 
-    def _flush_output(self, terminal_id: str) -> None:
-        text = "".join(self._output.pop(terminal_id, ()))
-        if text.strip():
-            self._block(text)
+    def _printed(self, terminal_id: str) -> str:
+        return "".join(self._output.pop(terminal_id, ())).strip("\n")
 
     def _line(self, text: str) -> None:
         self._break()

@@ -3,7 +3,8 @@
 What is finished scrolls past and stays: paragraphs of the agent's text as Markdown, tool calls with
 their diffs and output. What is going on stands below it and changes in place: the paragraph being
 written, the running tools, the plan. Where standard output is this same terminal the agent's text is
-shown here; where it is a file or a pipe it goes there untouched, and only the rest is shown.
+shown here; where it is a file it goes there untouched, and only the rest is shown. A pipe has a reader
+that may write to this terminal meanwhile, so it gets the plain display.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rich.text import Text
 
 from antiphon.cli._ask import forget_typed
 from antiphon.cli._output import readable
-from antiphon.cli._plain import change_lines, relative, same_file
+from antiphon.cli._plain import KINDS_WITHOUT_TEXT, change_lines, relative, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,8 +123,8 @@ class Pleasant:
         parts += self._changes(tool)
         printed = [self._printed.pop(terminal_id, "") for terminal_id in tool.terminals]
         shown = "\n".join(filter(None, (text.strip("\n") for text in printed)))
-        # Agents often repeat a terminal's output as text, and a read shows what nobody asked to see.
-        if not shown and tool.kind not in {"read", "edit"}:
+        # Agents often repeat a terminal's output as text.
+        if not shown and tool.kind not in KINDS_WITHOUT_TEXT:
             shown = tool.text
         if shown.strip():
             parts.append(_block(shown, MAX_OUTPUT_LINES))

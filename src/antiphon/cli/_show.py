@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from antiphon.cli._ask import PlainAsker
+from antiphon.cli._output import is_terminal
 from antiphon.cli._plain import Plain, Quiet
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def choose_display(
     if quiet:
         return Quiet(output, cwd=cwd)
     aside = sys.stdout if on_stdout else sys.stderr
-    if _is_lively(aside):
+    # What stands below and changes in place would be torn by a reader of the text that writes to the
+    # same terminal (`| tee`).
+    if _is_lively(aside) and (on_stdout or not output.is_pipe):
         try:
             from antiphon.cli._pleasant import Pleasant
         except ImportError:
@@ -53,9 +56,6 @@ def choose_asker() -> Asker:
     return PlainAsker()
 
 
-def _is_lively(stream: object) -> bool:
+def _is_lively(stream: TextIO | None) -> bool:
     """Whether it is a terminal that can do more than print lines."""
-    try:
-        return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"  # type: ignore[attr-defined]
-    except (AttributeError, ValueError):
-        return False
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
