@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -90,6 +91,15 @@ def test_escape_is_a_no_and_so_is_n(key: str) -> None:
 
         assert screen.end() == 0
         assert '"optionId": "n"' in screen.text
+
+
+def test_no_color_is_heeded_by_the_display_and_by_its_questions() -> None:
+    with Screen("prompt", "--agent", odd("asks"), "x", NO_COLOR="1") as screen:
+        screen.read_until("Esc says no")
+        screen.type("1")
+
+        assert screen.end() == 0
+        assert not re.search(rb"\x1b\[([0-9;]*;)?(3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]", screen.raw)
 
 
 def test_ctrl_c_at_a_question_cancels_the_turn() -> None:

@@ -23,6 +23,7 @@ from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.layout import Layout, Window
 from prompt_toolkit.layout.controls import FormattedTextControl
+from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -447,8 +448,13 @@ def _menu_output() -> Vt100_Output:
             columns, rows = 80, 24
         return Size(rows=rows or 24, columns=columns or 80)
 
-    # Without asking the terminal for the cursor's place: not every terminal answers.
-    return Vt100_Output(sys.stderr, size, term=os.environ.get("TERM"), enable_cpr=False)
+    return Vt100_Output(
+        sys.stderr,
+        size,
+        term=os.environ.get("TERM"),
+        default_color_depth=ColorDepth.from_env(),  # NO_COLOR, which rich heeds by itself
+        enable_cpr=False,  # not every terminal answers where the cursor is
+    )
 
 
 def changes(change: FileChange, cwd: str) -> RenderableType:
