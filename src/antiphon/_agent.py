@@ -13,7 +13,7 @@ from antiphon._errors import InvalidParams, MethodNotFound
 from antiphon._handlers import AgentHandlers
 from antiphon.schema import UNSET, decode, encode_checked, v1, v1_unstable
 from antiphon.sessions import Turn, find_extensions
-from antiphon.sessions._methods import allowed_by, table, tree_of
+from antiphon.sessions._methods import PROTOCOL_VERSION, allowed_by, table, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from antiphon.sessions import AgentContext, Extensions
 
 __all__ = ["Agent"]
-
-#: The newest protocol version this library speaks; v1 has one.
-PROTOCOL_VERSION = 1
 
 
 class Agent(AgentHandlers):

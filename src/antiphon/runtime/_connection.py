@@ -341,9 +341,11 @@ class Connection:
             self._closing = self._loop.create_task(self._end())
 
     def pause_writing(self) -> None:
+        """The transport's: senders that can wait, should (`drain`)."""
         self._write_paused = True
 
     def resume_writing(self) -> None:
+        """The transport's: there is room again."""
         self._write_paused = False
         room, self._room = self._room, []
         for future in room:

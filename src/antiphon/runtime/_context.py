@@ -18,8 +18,6 @@ class Context:
     Attributes:
         method: its wire name.
         session_id: the session its parameters name, or "".
-        raw: the parameters' own bytes as they came (`b"{}"` where the peer sent none), unknown
-            members and `_meta` included.
     """
 
     __slots__ = ("call", "connection", "method", "raw_params", "session_id")
@@ -41,6 +39,10 @@ class Context:
 
     @property
     def raw(self) -> bytes:
+        """The parameters' own bytes as they came, unknown members and `_meta` included.
+
+        `b"{}"` where the peer sent none.
+        """
         return b"{}" if self.raw_params is None else bytes(self.raw_params)
 
     @property

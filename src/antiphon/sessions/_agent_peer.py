@@ -32,8 +32,9 @@ from antiphon.schema import (
 from antiphon.sessions._client_router import ClientHandlersLike, ClientRouter
 from antiphon.sessions._content import check_prompt_content
 from antiphon.sessions._methods import (
+    PROTOCOL_VERSION,
+    or_none,
     read_result,
-    table,
     tag_of,
     tree_of,
 )
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["AgentPeer", "SessionOpening"]
 
 log = logging.getLogger("antiphon.client")
-
-PROTOCOL_VERSION = 1
 
 
 class _MarkedCall(FutureCall):
@@ -341,8 +340,7 @@ class AgentPeer(Peer, AgentCalls):
     @property
     def info(self) -> v1.Implementation | None:
         """Name and version of the agent, if it said."""
-        info = self.initialize_result.agent_info
-        return None if isinstance(info, UnsetType) else info
+        return or_none(self.initialize_result.agent_info)
 
     @property
     def auth_methods(self) -> Sequence[v1_unstable.AuthMethod]:
@@ -410,15 +408,8 @@ class AgentPeer(Peer, AgentCalls):
         timeout: float | None | UnsetType = UNSET,
     ) -> SessionOpening:
         """`session/load`: the agent replays the conversation, then answers. See `SessionOpening`."""
-        directory, more = self._directories(cwd, additional_directories)
-        self._require("session/load", "loadSession")
-        params = v1_unstable.LoadSessionRequest(
-            session_id=session_id,
-            cwd=directory,
-            mcp_servers=list(mcp_servers),
-            additional_directories=more or UNSET,
-        )
-        return self._open(session_id, directory, more, params, timeout)
+        request = v1_unstable.LoadSessionRequest
+        return self._open(request, session_id, cwd, mcp_servers, additional_directories, timeout)
 
     def resume_session(
         self,
@@ -430,25 +421,26 @@ class AgentPeer(Peer, AgentCalls):
         timeout: float | None | UnsetType = UNSET,
     ) -> SessionOpening:
         """`session/resume`: go on with a session without replay. See `SessionOpening`."""
+        request = v1_unstable.ResumeSessionRequest
+        return self._open(request, session_id, cwd, mcp_servers, additional_directories, timeout)
+
+    def _open(
+        self,
+        request: type[v1_unstable.LoadSessionRequest | v1_unstable.ResumeSessionRequest],
+        session_id: str,
+        cwd: str | Path,
+        mcp_servers: Sequence[v1_unstable.McpServer],
+        additional_directories: Sequence[str | Path],
+        timeout: float | None | UnsetType,
+    ) -> SessionOpening:
         directory, more = self._directories(cwd, additional_directories)
-        self._require("session/resume", "sessionCapabilities.resume")
-        params = v1_unstable.ResumeSessionRequest(
+        params = request(
             session_id=session_id,
             cwd=directory,
             mcp_servers=list(mcp_servers),
             additional_directories=more or UNSET,
         )
-        return self._open(session_id, directory, more, params, timeout)
-
-    def _open(
-        self,
-        session_id: str,
-        cwd: str,
-        more: list[str],
-        params: v1_unstable.LoadSessionRequest | v1_unstable.ResumeSessionRequest,
-        timeout: float | None | UnsetType,
-    ) -> SessionOpening:
-        row = table().row_of(params, "request", "agent")
+        row = self._row_of(params, "request")
         self._check_offered(row.name, params)
 
         def send() -> _Load:
@@ -458,11 +450,11 @@ class AgentPeer(Peer, AgentCalls):
             if known is not None and known.loading:
                 msg = f"session {session_id!r} is being loaded"
                 raise LocalProtocolError(msg)
-            session = known or self._register(session_id, cwd, more)
+            session = known or self._register(session_id, directory, more)
             call = _LoadCall(row.name, self.connection.create_future(), session)
             load = _Load(self, session, call, known=known is not None)
             # What is served to the agent from now on is served within the new roots.
-            session.cwd, session.additional_directories = cwd, tuple(more)
+            session.cwd, session.additional_directories = directory, tuple(more)
             session.load_begins()
             try:
                 self.connection.open_call(
@@ -626,8 +618,7 @@ class AgentPeer(Peer, AgentCalls):
 
 def _given(params: Any, name: str) -> Any:
     """A member of parameters, None where it is absent or they have none of that name."""
-    value = getattr(params, name, None)
-    return None if isinstance(value, UnsetType) else value
+    return or_none(getattr(params, name, None))
 
 
 class _InitializeCall(FutureCall):

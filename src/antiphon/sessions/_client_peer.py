@@ -17,6 +17,7 @@ from antiphon.sessions._agent_router import AgentHandlersLike, AgentRouter
 from antiphon.sessions._agent_session import AgentSession
 from antiphon.sessions._methods import (
     allowed_by,
+    or_none,
     read_result,
     table,
     tag_of,
@@ -79,7 +80,7 @@ class ClientPeer(Peer, ClientCalls):
     def info(self) -> v1.Implementation | None:
         """Name and version of the client, if it said."""
         info = UNSET if self._params is None else self._params.client_info
-        return None if isinstance(info, UnsetType) else info
+        return or_none(info)
 
     async def run(self) -> None:
         """Serve until the link is gone. Cancelling it closes the link first."""

@@ -1,10 +1,10 @@
-"""The method table as the two sides use it: rows by name and by parameter type, gates, patience."""
+"""The method table as the two sides use it: rows, gates, patience, and what results are."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -23,16 +23,23 @@ if TYPE_CHECKING:
     from antiphon.core import Limits
 
 __all__ = [
+    "PROTOCOL_VERSION",
     "Table",
     "allowed_by",
     "default_timeout",
     "encode_result_of",
+    "or_none",
     "read_result",
     "refuse_unstable",
     "table",
     "tag_of",
     "tree_of",
 ]
+
+T = TypeVar("T")
+
+#: The newest protocol version this library speaks; v1 has one.
+PROTOCOL_VERSION = 1
 
 #: Requests that a person answers, in so much time as for a permission.
 _ASKED = frozenset(("authenticate", "elicitation/create", "session/request_permission"))
@@ -109,6 +116,11 @@ def allowed_by(capabilities: Any, gate: str | None) -> bool:
 def tree_of(capabilities: Any) -> Any:
     """A capability struct as builtins, for `allowed_by`."""
     return None if isinstance(capabilities, UnsetType) else msgspec.to_builtins(capabilities)
+
+
+def or_none(value: T | UnsetType) -> T | None:
+    """A member of a struct, None where it is absent."""
+    return None if isinstance(value, UnsetType) else value
 
 
 def default_timeout(limits: Limits, method: str) -> float | None:

@@ -19,10 +19,10 @@ from antiphon._errors import (
     TurnInProgress,
 )
 from antiphon.runtime import OutboundCall
-from antiphon.schema import UNSET, UnsetType, encode_checked
+from antiphon.schema import UNSET, encode_checked
 from antiphon.sessions._content import as_blocks, check_prompt_content
 from antiphon.sessions._inbox import Inbox, Observer, Sink, Subscription, UpdateQueue
-from antiphon.sessions._methods import read_result
+from antiphon.sessions._methods import or_none, read_result
 from antiphon.sessions._update import Update
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class PromptOutcome(msgspec.Struct, frozen=True):
     @property
     def usage(self) -> v1_unstable.Usage | None:
         """Tokens of the turn where the agent reports them."""
-        return _usage(self.response)
+        return or_none(self.response.usage)
 
     @property
     def text(self) -> str:
@@ -176,7 +176,7 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
     @property
     def usage(self) -> v1_unstable.Usage | None:
         """Tokens of the turn where the agent reports them."""
-        return None if self.response is None else _usage(self.response)
+        return None if self.response is None else or_none(self.response.usage)
 
     async def cancel(self) -> None:
         """Ask the agent to stop; go on iterating, the turn ends by itself. A no-op once it ended."""
@@ -321,11 +321,6 @@ class _WindingDown(OutboundCall):
         await asyncio.shield(self._over)
 
 
-def _usage(response: v1_unstable.PromptResponse) -> v1_unstable.Usage | None:
-    usage = response.usage
-    return None if isinstance(usage, UnsetType) else usage
-
-
 class Session:
     """One session of an agent, on one connection. Made by `AgentPeer.new_session` and its kin.
 
@@ -378,16 +373,14 @@ class Session:
     @property
     def modes(self) -> v1_unstable.SessionModeState | None:
         """The modes the agent offered when the session was opened, if any."""
-        modes = None if self.response is None else self.response.modes
-        return None if isinstance(modes, UnsetType) else modes
+        return None if self.response is None else or_none(self.response.modes)
 
     @property
     def config_options(self) -> list[v1_unstable.SessionConfigOption] | None:
         """The configuration options as last answered by the agent, if it has any."""
         if self._config_options is not None:
             return self._config_options
-        options = None if self.response is None else self.response.config_options
-        return None if isinstance(options, UnsetType) else options
+        return None if self.response is None else or_none(self.response.config_options)
 
     def prompt(
         self,

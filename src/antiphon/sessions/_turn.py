@@ -23,7 +23,7 @@ from antiphon._errors import (
 )
 from antiphon.schema import UNSET, UnsetType, encode, v1, v1_unstable
 from antiphon.sessions._content import as_block, blocks_text
-from antiphon.sessions._methods import allowed_by, tag_of
+from antiphon.sessions._methods import allowed_by, or_none, tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
@@ -76,7 +76,6 @@ class Turn:
     Attributes:
         session: the session; its own updates (commands, mode, …) may be sent at any time.
         params: the `PromptRequest`, with everything this class does not name.
-        raw: the parameters' own bytes, unknown members and `_meta` included.
         peer: the client: typed calls, extension calls.
         cancelled: whether the client (or the connection) asked to stop. Nothing is interrupted by
             that: look at it between steps, or wait for it with `wait_cancelled`. After
@@ -127,7 +126,7 @@ class Turn:
 
     @property
     def raw(self) -> bytes:
-        """The prompt's parameters as they came."""
+        """The prompt's own bytes as they came, unknown members and `_meta` included."""
         return b"{}" if self._raw is None else bytes(self._raw)
 
     @property
@@ -464,7 +463,6 @@ class ToolCallVerbs:
     """A tool call that is under way; made by `Turn.tool`.
 
     Attributes:
-        id: its `toolCallId`.
         call: the call as it was announced.
     """
 
@@ -476,6 +474,7 @@ class ToolCallVerbs:
 
     @property
     def id(self) -> str:
+        """Its `toolCallId`."""
         return self.call.tool_call_id
 
     async def __aenter__(self) -> Self:
@@ -591,7 +590,7 @@ class Terminal:
         response = await self._turn.peer.request(
             v1.WaitForTerminalExitRequest(session_id=self._turn.session_id, terminal_id=self.id)
         )
-        return ExitStatus(_or_none(response.exit_code), _or_none(response.signal))
+        return ExitStatus(or_none(response.exit_code), or_none(response.signal))
 
     async def output(self) -> v1_unstable.TerminalOutputResponse:
         """What it has written so far; `exit_status` is set once it has ended."""
@@ -642,10 +641,6 @@ def _being_cancelled() -> bool:
     """Whether the running task itself was asked to end (and not only what it waits for)."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _or_none(value: Any) -> Any:
-    return None if isinstance(value, UnsetType) else value
 
 
 def _location(item: Location) -> v1.ToolCallLocation:
