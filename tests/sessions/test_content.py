@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon import CapabilityError
-from antiphon.schema import v1
+from antiphon.schema import Unknown, v1
 from antiphon.sessions._content import (
     as_block,
     as_blocks,
@@ -26,6 +26,19 @@ TEXT = v1.TextContent(text="hello")
 def test_text_becomes_a_text_block_and_a_block_stays() -> None:
     assert as_block("hello") == TEXT
     assert as_block(IMAGE) is IMAGE
+
+
+@pytest.mark.parametrize(
+    "other", [5, None, b"bytes", {"type": "text", "text": "x"}, ["x"], v1.Content(content=TEXT)]
+)
+def test_what_is_no_content_is_refused_where_it_is_given(other: Any) -> None:
+    with pytest.raises(TypeError, match=f"{type(other).__name__} is no content"):
+        as_block(other)
+
+
+def test_a_block_of_a_kind_that_came_from_a_peer_may_be_passed_on() -> None:
+    unknown: Any = Unknown(b'{"type":"hologram"}', "unknown type")
+    assert as_block(unknown) is unknown
 
 
 def test_a_prompt_is_one_thing_or_several() -> None:

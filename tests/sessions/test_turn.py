@@ -606,6 +606,30 @@ async def test_a_number_that_json_cannot_say_is_refused_at_the_call() -> None:
     assert updates[-1]["content"]["text"] == "still here"
 
 
+async def test_what_no_client_could_read_is_refused_where_it_is_said() -> None:
+    async def act(turn: Turn) -> None:
+        wrong: Any = b"bytes"
+        for refused in (
+            turn.say(wrong),
+            turn.think(wrong),
+            turn.plan([wrong]),
+            turn.plan("one text"),
+            turn.ask_permission("x", [wrong]),
+            turn.write_text_file("/x", wrong),
+        ):
+            with pytest.raises(TypeError, match=r" is no |not one text"):
+                await refused
+        with pytest.raises(TypeError, match="bytes is no location"):
+            turn.tool("x", locations=[wrong])
+        with pytest.raises(TypeError, match="bytes is no content"):
+            turn.tool("x", content=[wrong])
+        await turn.say("still here")
+
+    assert [update["sessionUpdate"] for update in await updates_of(act, Lending())] == [
+        "agent_message_chunk"
+    ]
+
+
 async def test_what_is_no_update_is_refused_and_an_untagged_tool_update_gets_its_tag() -> None:
     async def act(turn: Turn) -> None:
         with pytest.raises(TypeError, match="Cost is no session update"):

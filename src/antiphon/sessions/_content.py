@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from antiphon._errors import CapabilityError
+from antiphon.schema import Unknown
 from antiphon.sessions._methods import allowed_by, tag_of
 
 if TYPE_CHECKING:
@@ -16,14 +17,22 @@ __all__ = ["as_block", "as_blocks", "blocks_text", "check_prompt_content", "miss
 
 #: Block types that are not baseline, with the prompt capability each needs (acp-v1 §5).
 _GATED = {"image": "image", "audio": "audio", "resource": "embeddedContext"}
+_BLOCKS = frozenset(("text", "resource_link", *_GATED))
 
 
 def as_block(content: str | v1.ContentBlock) -> v1.ContentBlock:
-    """Text becomes a text block, a block stays what it is."""
+    """Text becomes a text block, a block stays what it is.
+
+    Raises:
+        TypeError: it is neither. Bytes would go out as base64, and all else as what no peer can read.
+    """
     if isinstance(content, str):
         from antiphon.schema import v1
 
         return v1.TextContent(text=content)
+    if tag_of(content) not in _BLOCKS and not isinstance(content, Unknown):
+        msg = f"{type(content).__name__} is no content: it is a text or a content block"
+        raise TypeError(msg)
     return content
 
 

@@ -208,6 +208,9 @@ class Turn:
         An entry is a `PlanEntry`, a text, or a tuple (content, status) or (content, status, priority)
         with "pending", "in_progress", "completed" and "high", "medium", "low".
         """
+        if isinstance(entries, str):  # each of its characters would be an entry
+            msg = "a plan is a list of entries, not one text"
+            raise TypeError(msg)
         await self.send(v1.Plan(entries=[_plan_entry(entry) for entry in entries]))
 
     async def usage(
@@ -278,6 +281,8 @@ class Turn:
         if self.cancelled:
             return _DENIED
         offered = _OPTIONS if options is None else list(options)
+        for option in offered:
+            _check_type(option, v1.PermissionOption, "permission option")
         params = v1.RequestPermissionRequest(
             session_id=self.session_id, tool_call=self._described(tool_call), options=offered
         )
@@ -355,6 +360,7 @@ class Turn:
 
     async def write_text_file(self, path: str, content: str) -> None:
         """Write a whole file through the client. Raises `CapabilityError` or `RequestError`."""
+        _check_type(content, str, "text of a file")
         await self.peer.request(
             v1.WriteTextFileRequest(session_id=self.session_id, path=path, content=content)
         )
@@ -643,11 +649,19 @@ def _being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+def _check_type(value: Any, kind: type, what: str) -> None:
+    """Raise `TypeError` for a value that would go out as what no client can read."""
+    if not isinstance(value, kind):
+        msg = f"{type(value).__name__} is no {what}"
+        raise TypeError(msg)
+
+
 def _location(item: Location) -> v1.ToolCallLocation:
     if isinstance(item, str):
         return v1.ToolCallLocation(path=item)
     if isinstance(item, tuple):
         return v1.ToolCallLocation(path=item[0], line=item[1])
+    _check_type(item, v1.ToolCallLocation, "location")
     return item
 
 
@@ -665,6 +679,7 @@ def _plan_entry(entry: PlanItem) -> v1.PlanEntry:
     if isinstance(entry, tuple):
         content, status, *rest = entry
         return v1.PlanEntry(content=content, priority=rest[0] if rest else "medium", status=status)
+    _check_type(entry, v1.PlanEntry, "plan entry")
     return entry
 
 
