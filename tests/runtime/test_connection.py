@@ -627,6 +627,27 @@ async def test_an_exception_is_an_internal_error_and_only_our_log_knows_more(
         assert "in handle" in caplog.text
 
 
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_a_handler_that_ends_the_programme_is_answered_first(end: BaseException) -> None:
+    links: list[Link] = []
+
+    async def handle(params: Any, context: Any) -> Any:
+        raise end
+
+    async def main() -> None:
+        async with linked() as link:
+            links.append(link)
+            link.side.serve("x/y", handle)
+            link.peer.ask(1, "x/y")
+            await link.peer.closed()
+
+    with pytest.raises(type(end)), asyncio.Runner() as runner:
+        runner.run(main())
+
+    sent = [json.loads(frame) for frames in links[0].transport.sent for frame in frames]
+    assert [(m["id"], m["error"]["code"]) for m in sent] == [(1, -32603)]
+
+
 @pytest.mark.covers("R1-14")
 @pytest.mark.parametrize(
     "error",
