@@ -1,7 +1,6 @@
 """The bench echo agent on Antiphon."""
 
 import json
-import logging
 
 import wire
 
@@ -42,5 +41,4 @@ class BenchAgent(Agent):
             assert await turn.read_text_file("/src/main.py")
 
 
-logging.getLogger("antiphon").setLevel(logging.ERROR)  # empty turns are meant here
 serve_stdio(BenchAgent())

@@ -376,7 +376,7 @@ class AgentRouter(SideRouter):
             raise failure
         if result is None:
             if not turn.sent:
-                log.warning("%r ended without any update", turn)
+                log.info("%r ended without any update", turn)
             return v1.PromptResponse(stop_reason="end_turn")
         if isinstance(result, str):
             if result not in _STOP_REASONS:
