@@ -840,3 +840,24 @@ async def test_a_replay_leaves_what_is_no_history_to_the_next_subscriber() -> No
         assert [u.text async for u in session.replay()] == ["old"]
         updates = session.updates()
         assert [(await anext(updates)).text for _ in range(2)] == ["commands", "new"]
+
+
+async def test_closing_a_session_lets_go_of_what_nobody_took_and_reading_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "antiphon.session")
+    capabilities: dict[str, Any] = {"sessionCapabilities": {"close": {}}}
+    async with raw_agent(capabilities=capabilities, limits=Limits(queue_bytes=2000)) as (peer, raw):
+        idle, other = await opened(peer, raw), await opened(peer, raw, "s2")
+        lazy = idle.updates()
+        raw.send(*(raw.update("s1", "x" * 100) for _ in range(30)))
+        while peer.connection.queued_bytes < 2000:
+            await asyncio.sleep(0)
+        raw.send(*(raw.update("s1", "behind") for _ in range(30)), raw.update("s2", "unread"))
+        closing = asyncio.create_task(idle.close())
+        raw.answer(await raw.wait("session/close"), {})
+        await closing
+        assert [update async for update in lazy] == []
+        assert "30 updates were not taken" in caplog.text
+        assert (await anext(other.updates())).text == "unread"
+        assert peer.connection.queued_bytes < 2000

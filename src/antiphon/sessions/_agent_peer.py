@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -497,15 +497,19 @@ class AgentPeer(Peer, AgentCalls):
     async def close_session(self, session_id: str) -> None:
         """`session/close`: the agent cancels what runs and frees the session; its history stays.
 
-        A session that the agent does not know is closed, too.
+        Updates that nobody took are let go with a log line, its subscriptions end. A session that the
+        agent does not know is closed, too.
         """
-        with suppress(ResourceNotFound):  # as good as closed (R1-59)
+        self._require("session/close", "sessionCapabilities.close")
+        with self._letting_go(session_id), suppress(ResourceNotFound):  # as good as closed (R1-59)
             await self.request(v1.CloseSessionRequest(session_id=session_id))
         await self._closed(session_id)
 
     async def delete_session(self, session_id: str) -> None:
-        """`session/delete`: the session disappears from the list."""
-        await self.request(v1.DeleteSessionRequest(session_id=session_id))
+        """`session/delete`: the session disappears from the list, and is closed here."""
+        self._require("session/delete", "sessionCapabilities.delete")
+        with self._letting_go(session_id):
+            await self.request(v1.DeleteSessionRequest(session_id=session_id))
         await self._closed(session_id)
 
     async def authenticate(self, method_id: str) -> None:
@@ -573,6 +577,19 @@ class AgentPeer(Peer, AgentCalls):
         inbox = self._router.open_inbox(session_id)
         session = self.sessions[session_id] = Session(self, inbox, cwd, more)
         return session
+
+    @contextmanager
+    def _letting_go(self, session_id: str) -> Generator[None]:
+        """Before the request, since its answer may stand behind updates that nobody takes."""
+        session = self.sessions.get(session_id)
+        if session is not None:
+            session.inbox.let_go()
+        try:
+            yield
+        except BaseException:
+            if session is not None:
+                session.inbox.keep()
+            raise
 
     async def _closed(self, session_id: str) -> None:
         self.forget(session_id)

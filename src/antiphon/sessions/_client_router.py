@@ -142,13 +142,11 @@ class ClientRouter(SideRouter):
         return inbox
 
     def close_inbox(self, session_id: str) -> None:
-        """Stop delivering for a session and give back what it held."""
+        """Stop delivering for a session; what nobody took is let go (DESIGN §4.4)."""
         inbox = self._inboxes.pop(session_id, None)
         if inbox is not None:
+            inbox.let_go()
             inbox.end()
-            dropped = inbox.backlog.discard()
-            if dropped:
-                log.info("session %s: %d updates were not taken", session_id, dropped)
 
     # -------------------------------------------------------------- requests
 

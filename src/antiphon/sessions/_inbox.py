@@ -224,6 +224,20 @@ class Inbox:
         if self._observed is not None:
             self._observed.wake()
 
+    def let_go(self) -> None:
+        """The session is being closed: nobody wants its updates, so that reading can go on.
+
+        What waits is let go with a log line, and what still comes outside a turn is not kept.
+        Observers go on seeing everything, and an open turn keeps its updates.
+        """
+        for queue in (self.backlog, *self._subscribers):
+            self.forget(queue)
+        self.backlog = Sink(self.connection)
+
+    def keep(self) -> None:
+        """Undo `let_go`: the session was not closed after all."""
+        self.backlog = UpdateQueue(self.connection)
+
     # -------------------------------------------------------------- subscribers
 
     def subscribe(self, *, replay: bool = False) -> Subscription:
