@@ -231,6 +231,47 @@ async def test_a_handler_that_opens_sessions_itself_can_use_the_declared_state()
         assert (await session.prompt("hi")).text == "hi"
 
 
+async def test_sessions_that_a_handler_opens_have_the_declared_state_unless_it_says_none() -> None:
+    class Own(Echo):
+        capabilities = Capabilities(
+            modes=[v1.SessionMode(id="a", name="A")],
+            config_options=[
+                v1.SessionConfigSelect(id="o", name="O", current_value="1", options=CHOICES)
+            ],
+        )
+
+        async def new_session(
+            self, params: v1_unstable.NewSessionRequest, ctx: AgentContext
+        ) -> v1.NewSessionResponse:
+            if params.cwd == "/bare":
+                return v1.NewSessionResponse(session_id="bare", modes=None, config_options=None)
+            return v1.NewSessionResponse(session_id="mine")
+
+        async def load_session(
+            self, params: v1_unstable.LoadSessionRequest, ctx: AgentContext
+        ) -> None:
+            return None
+
+    async with joined(Own()) as (peer, _):
+        for session in (await peer.new_session(cwd="/"), await peer.load_session("old", cwd="/")):
+            assert session.modes is not None
+            await session.set_mode("a")
+            with pytest.raises(InvalidParams):
+                await session.set_mode("b")
+            assert session.config_options is not None
+            (option,) = await session.set_config_option("o", "2")
+            assert option.current_value == "2"
+        bare = await peer.new_session(cwd="/bare")
+        assert bare.modes is None
+        assert bare.config_options is None
+
+
+CHOICES = [
+    v1.SessionConfigSelectOption(value="1", name="One"),
+    v1.SessionConfigSelectOption(value="2", name="Two"),
+]
+
+
 # ------------------------------------------------------------------ every stable method
 
 

@@ -18,9 +18,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The `capabilities` of an `Agent` or `Client`; merged with what overriding a handler implies.
 
     For agents: `image`, `audio`, `embedded_context` (content of prompts), `mcp_http`, `mcp_sse`,
-    `additional_directories`, `auth_methods`, `modes` and `config_options` (the default `new_session`
-    gives them to each session, one of your own answers with `initial_modes()` and
-    `initial_config_options()`; `session/set_mode` and `session/set_config_option` are then answered).
+    `additional_directories`, `auth_methods`, `modes` and `config_options` (given to each session
+    whose handler leaves them absent in its answer; `session/set_mode` and
+    `session/set_config_option` are then answered by the library).
     For clients: `elicitation_form`, `elicitation_url`, `boolean_config_options`, `notices`,
     `compaction`, `terminal_auth`, and with `unstable=True` `plan` and `subagents`.
     For both: `meta`, the `_meta` of the capability object, where extensions are advertised (R1-154).

@@ -945,10 +945,10 @@ async def test_a_mode_state_given_to_many_sessions_is_not_changed_by_one() -> No
     assert shared.current_mode_id == "ask"
 
 
-async def test_a_session_that_named_no_modes_or_options_takes_none() -> None:
+async def test_a_session_that_says_it_has_no_modes_or_options_takes_none() -> None:
     class Bare(Optional):
         async def new_session(self, params: Any, ctx: Any) -> v1.NewSessionResponse:
-            return v1.NewSessionResponse(session_id="s")
+            return v1.NewSessionResponse(session_id="s", modes=None, config_options=None)
 
     async with raw_client(Bare()) as raw:
         await opened(raw)

@@ -19,7 +19,7 @@ from antiphon._errors import (
     TurnOver,
 )
 from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
-from antiphon.schema import UnsetType, decode_params, v1, v1_unstable
+from antiphon.schema import UNSET, UnsetType, decode_params, v1, v1_unstable
 from antiphon.sessions._content import missing_capability
 from antiphon.sessions._methods import allowed_by, tag_of, tree_of
 from antiphon.sessions._side_router import HandlersLike, SideRouter, session_of
@@ -44,6 +44,13 @@ class AgentHandlersLike(HandlersLike, Protocol):
 
     async def prompt(self, turn: Turn) -> Any:
         """Answer one prompt."""
+
+    def initial_modes(self) -> v1.SessionModeState | None:
+        """What a session whose handler names no modes has."""
+
+    def initial_config_options(self) -> list[v1_unstable.SessionConfigOption]:
+        """What a session whose handler names no options has."""
+        ...
 
 
 class AgentContext(Context):
@@ -257,8 +264,17 @@ class AgentRouter(SideRouter):
     def _set_up(self, session: AgentSession, response: Any, route: RequestRoute) -> bytes:
         """Encode the answer, and keep what it tells the client about modes and options.
 
-        What is kept is copied: a handler may give the same objects to many sessions.
+        What is kept is copied: a handler may give the same objects to many sessions. What the handler
+        leaves absent is as declared (DESIGN §6: merged); null says that there is none.
         """
+        if response is None:  # from a load or resume: a new session has its id at least
+            response = v1_unstable.LoadSessionResponse()
+        if getattr(response, "modes", None) is UNSET:
+            response = msgspec.structs.replace(response, modes=self._agent.initial_modes() or UNSET)
+        if getattr(response, "config_options", None) is UNSET:
+            response = msgspec.structs.replace(
+                response, config_options=self._agent.initial_config_options() or UNSET
+            )
         options: Any = getattr(response, "config_options", None)
         if isinstance(options, UnsetType):
             options = None
