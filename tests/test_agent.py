@@ -252,8 +252,17 @@ async def test_sessions_that_a_handler_opens_have_the_declared_state_unless_it_s
         ) -> None:
             return None
 
+        async def resume_session(
+            self, params: v1_unstable.ResumeSessionRequest, ctx: AgentContext
+        ) -> None:
+            return None
+
     async with joined(Own()) as (peer, _):
-        for session in (await peer.new_session(cwd="/"), await peer.load_session("old", cwd="/")):
+        for session in (
+            await peer.new_session(cwd="/"),
+            await peer.load_session("old", cwd="/"),
+            await peer.resume_session("older", cwd="/"),
+        ):
             assert session.modes is not None
             await session.set_mode("a")
             with pytest.raises(InvalidParams):

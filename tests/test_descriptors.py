@@ -447,6 +447,7 @@ async def test_closing_wakes_who_waits_for_room() -> None:
     out.writer.close()
 
     await asyncio.wait(waiting)
+    assert [task.cancelled() for task in waiting] == [False, True, False]
     os.close(reading)
 
 

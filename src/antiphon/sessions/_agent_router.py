@@ -21,7 +21,7 @@ from antiphon._errors import (
 from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
 from antiphon.schema import UNSET, UnsetType, decode_params, v1, v1_unstable
 from antiphon.sessions._content import missing_capability
-from antiphon.sessions._methods import allowed_by, tag_of, tree_of
+from antiphon.sessions._methods import allowed_by, table, tag_of, tree_of
 from antiphon.sessions._side_router import HandlersLike, SideRouter, session_of
 from antiphon.sessions._turn import Turn
 
@@ -239,7 +239,10 @@ class AgentRouter(SideRouter):
             session.cwd, session.additional_directories = params.cwd, tuple(more)
             session.busy = "being loaded"
             try:
-                return self._set_up(session, await route.invoke(params, context), route)
+                response = await route.invoke(params, context)
+                if response is None:  # says the same as the method's own empty result
+                    response = table().requests["agent"][context.method].result()
+                return self._set_up(session, response, route)
             except BaseException:
                 session.cwd, session.additional_directories = before
                 if known is None:
@@ -267,8 +270,6 @@ class AgentRouter(SideRouter):
         What is kept is copied: a handler may give the same objects to many sessions. What the handler
         leaves absent is as declared (DESIGN §6: merged); null says that there is none.
         """
-        if response is None:  # from a load or resume: a new session has its id at least
-            response = v1_unstable.LoadSessionResponse()
         if getattr(response, "modes", None) is UNSET:
             response = msgspec.structs.replace(response, modes=self._agent.initial_modes() or UNSET)
         if getattr(response, "config_options", None) is UNSET:
