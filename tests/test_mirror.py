@@ -11,6 +11,15 @@ NO_TEST_OF_ITS_OWN: dict[str, str] = {
     "_version.py": "one constant, which test_init.py compares with what is installed",
     "schema/v1.py": "generated: test_oracle.py holds every type of it against the official schema",
 }
+# Folders that prove something about the whole, and not about one module.
+NOT_MIRRORED: dict[str, str] = {
+    "cases": "what other agents are tested with",
+    "faults": "what went wrong for others",
+    "interleavings": "what may happen in any order",
+    "interop": "peers that we did not write",
+    "invariants": "what holds of a connection, a turn and a delivery",
+    "quirks": "what real agents and clients do on the wire",
+}
 # Test modules of something that is no module.
 NO_MODULE_OF_ITS_OWN: dict[str, str] = {
     "sessions/test_pairs.py": "the two joined sides that other tests stand on",
@@ -38,7 +47,7 @@ def mirrored() -> set[str]:
     return {
         str(path.relative_to(folder))
         for path in folder.rglob("test_*.py")
-        if path.relative_to(folder).parts[0] != "interop"  # peers, not modules
+        if path.relative_to(folder).parts[0] not in NOT_MIRRORED
     }
 
 
@@ -74,3 +83,5 @@ def test_no_exception_is_out_of_date() -> None:
     assert not set(NO_TEST_OF_ITS_OWN) - sources()
     assert not {module for module in NO_TEST_OF_ITS_OWN if mirror_of(module) in mirrored()}
     assert not set(NO_MODULE_OF_ITS_OWN) - mirrored()
+    assert not {folder for folder in NOT_MIRRORED if not (ROOT / "tests" / folder).is_dir()}
+    assert not {folder for folder in NOT_MIRRORED if (ROOT / "src" / "antiphon" / folder).exists()}
