@@ -24,12 +24,14 @@ ARROWS: dict[str, dict[str, str]] = {
         "schema": "repairing text is the codec's knowledge",
     },
     "_descriptors": {},
+    "_guard": {},
     "_launch": {
         "_errors": "a program that cannot be started is a StartError",
     },
     "_process": {
         "_descriptors": "pipes are read and written without blocking the loop",
         "_errors": "a process that ended too early is a StartError",
+        "_guard": "what we start must end even if we are killed",
         "_launch": "starting it",
     },
     "transports": {
@@ -98,6 +100,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "_recording": "keeping the wire",
         "_version": "clientInfo",
         "core": "limits",
+        "runtime": "what telemetry= is called with, in annotations",
         "schema": "the handshake",
         "sessions": "what a user is given",
         "transports": "own streams, spawned processes",
@@ -128,7 +131,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "_errors": "the door, lazily",
         "_version": "the door; a number costs nothing",
         "core": "the door, lazily: Limits",
-        "runtime": "the door, lazily: Context",
+        "runtime": "the door, lazily: Context, TelemetryEvent",
         "schema": "the door, lazily: UNSET, UnknownUpdate",
         "sessions": "the door, lazily",
     },

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         VersionMismatch,
     )
     from antiphon.core import Limits
-    from antiphon.runtime import Context
+    from antiphon.runtime import Context, TelemetryEvent
     from antiphon.schema import UNSET, UnknownUpdate
     from antiphon.sessions import (
         AgentContext,
@@ -95,6 +95,7 @@ __all__ = [
     "ResourceNotFound",
     "Session",
     "StartError",
+    "TelemetryEvent",
     "Turn",
     "TurnInProgress",
     "TurnOver",
@@ -122,6 +123,7 @@ _HOMES = {
     "spawn": "_connect",
     "Limits": "core",
     "Context": "runtime",
+    "TelemetryEvent": "runtime",
     "UNSET": "schema",
     "UnknownUpdate": "schema",
     "AgentContext": "sessions",

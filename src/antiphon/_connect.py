@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from antiphon._agent import Agent
+    from antiphon.runtime import TelemetryEvent
     from antiphon.transports import Transport
 
 __all__ = ["Connecting", "connect", "run_stdio", "serve", "serve_stdio", "spawn"]
@@ -30,6 +31,7 @@ __all__ = ["Connecting", "connect", "run_stdio", "serve", "serve_stdio", "spawn"
 _left_to_the_command: list[Agent] | None = None
 
 Record: TypeAlias = "str | os.PathLike[str] | Callable[[str, bytes], None]"
+Telemetry: TypeAlias = "Callable[[TelemetryEvent], None]"
 
 
 class Connecting:
@@ -67,6 +69,7 @@ class Connecting:
                 unstable=options.unstable,
                 limits=options.limits,
                 record=record,
+                telemetry=options.telemetry,
                 on_close=on_close,
             )
         except BaseException:
@@ -94,6 +97,7 @@ class _Options:
         client: Client | None,
         limits: Limits | None,
         record: Record | None,
+        telemetry: Telemetry | None,
         authenticate: str | None,
         *,
         unstable: bool,
@@ -101,6 +105,7 @@ class _Options:
         self.client = Client() if client is None else client
         self.limits = Limits() if limits is None else limits
         self.record = record
+        self.telemetry = telemetry
         self.authenticate = authenticate
         self.unstable = unstable
 
@@ -121,6 +126,7 @@ def spawn(
     unstable: bool = False,
     limits: Limits | None = None,
     record: Record | None = None,
+    telemetry: Telemetry | None = None,
     authenticate: str | None = None,
 ) -> Connecting:
     """Start an agent as a child process and connect to it over its stdin and stdout.
@@ -143,6 +149,7 @@ def spawn(
         unstable: also offer and call unstable methods.
         limits: what the connection may cost, and how long things may take.
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
+        telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
         authenticate: id of an agent-side auth method to call right after the handshake.
 
     Raises:
@@ -154,7 +161,7 @@ def spawn(
         msg = "argv is a list of arguments, not one string; shlex.split makes one of a command line"
         raise TypeError(msg)
     words = list(argv)  # ours, whatever becomes of it
-    options = _Options(client, limits, record, authenticate, unstable=unstable)
+    options = _Options(client, limits, record, telemetry, authenticate, unstable=unstable)
 
     def make() -> Transport:
         from antiphon.transports import ProcessTransport
@@ -171,13 +178,14 @@ def connect(
     unstable: bool = False,
     limits: Limits | None = None,
     record: Record | None = None,
+    telemetry: Telemetry | None = None,
     authenticate: str | None = None,
 ) -> Connecting:
     """Connect to an agent over any object that satisfies `antiphon.transports.Transport`.
 
     The transport is started here and closed with the connection. Arguments and errors as for `spawn`.
     """
-    options = _Options(client, limits, record, authenticate, unstable=unstable)
+    options = _Options(client, limits, record, telemetry, authenticate, unstable=unstable)
     return Connecting(lambda: transport, options)
 
 
@@ -188,6 +196,7 @@ async def serve(
     unstable: bool = False,
     limits: Limits | None = None,
     record: Record | None = None,
+    telemetry: Telemetry | None = None,
 ) -> None:
     """Serve one client over a transport, until it goes. Cancelling closes the link.
 
@@ -197,10 +206,19 @@ async def serve(
         unstable: also advertise and serve unstable methods.
         limits: what the connection may cost, and how long things may take.
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
+        telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
     """
     recorder = _recorder(record)
     try:
-        await ClientPeer(transport, agent, unstable=unstable, limits=limits, record=recorder).run()
+        peer = ClientPeer(
+            transport,
+            agent,
+            unstable=unstable,
+            limits=limits,
+            record=recorder,
+            telemetry=telemetry,
+        )
+        await peer.run()
     finally:
         if recorder is not None:
             recorder.close()
@@ -212,6 +230,7 @@ async def run_stdio(
     unstable: bool = False,
     limits: Limits | None = None,
     record: Record | None = None,
+    telemetry: Telemetry | None = None,
 ) -> None:
     """Serve the client at the other end of our own stdin and stdout, until it goes.
 
@@ -226,7 +245,14 @@ async def run_stdio(
 
     from antiphon.transports import StdioTransport
 
-    await serve(agent, StdioTransport(limits), unstable=unstable, limits=limits, record=record)
+    await serve(
+        agent,
+        StdioTransport(limits),
+        unstable=unstable,
+        limits=limits,
+        record=record,
+        telemetry=telemetry,
+    )
 
 
 @contextmanager
@@ -246,6 +272,7 @@ def serve_stdio(
     unstable: bool = False,
     limits: Limits | None = None,
     record: Record | None = None,
+    telemetry: Telemetry | None = None,
     uvloop: bool = False,
 ) -> None:
     """`run_stdio` as a whole programme: returns when the client has gone, or on SIGTERM.
@@ -259,6 +286,7 @@ def serve_stdio(
         unstable: also advertise and serve unstable methods.
         limits: what the connection may cost, and how long things may take.
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
+        telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
         uvloop: run on uvloop, which halves the cost of a round trip.
 
     Raises:
@@ -285,7 +313,9 @@ def serve_stdio(
             with suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         with suppress(asyncio.CancelledError):
-            await run_stdio(agent, unstable=unstable, limits=limits, record=record)
+            await run_stdio(
+                agent, unstable=unstable, limits=limits, record=record, telemetry=telemetry
+            )
 
     with bounded_runner(factory) as runner:
         runner.run(main())

@@ -21,7 +21,8 @@ What runs where:
   the `for` loop, in any call): it may ask with `input()` and take its time. While nobody waits, the
   agent waits for its answer.
 * All else that is called back (async handlers of the `Client`, services, `on_update`, `stderr`,
-  `record`) runs on the background thread: it must not block, and cannot call what is in this module.
+  `record`, `telemetry`) runs on the background thread: it must not block, and cannot call what is in
+  this module.
 
 Ctrl-C ends the call that is waited for: a request is cancelled; an open turn gets `session/cancel`, and
 its end is waited for, at most `Limits.cancel_backstop` seconds. A second Ctrl-C does not wait.
@@ -78,6 +79,7 @@ def spawn(
     unstable: bool = False,
     limits: Limits | None = None,
     record: _connect.Record | None = None,
+    telemetry: _connect.Telemetry | None = None,
     authenticate: str | None = None,
 ) -> AgentPeer:
     """Start an agent as a child process, connect to it, and wait until it is ready.
@@ -96,6 +98,7 @@ def spawn(
         unstable: also offer and call unstable methods.
         limits: what the connection may cost, and how long things may take.
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
+        telemetry: called with each `TelemetryEvent` on the background thread; it must not block.
         authenticate: id of an agent-side auth method to call right after the handshake.
 
     Raises:
@@ -114,6 +117,7 @@ def spawn(
             unstable=unstable,
             limits=limits,
             record=record,
+            telemetry=telemetry,
             authenticate=authenticate,
         ),
         client,
@@ -129,6 +133,7 @@ def connect(
     unstable: bool = False,
     limits: Limits | None = None,
     record: _connect.Record | None = None,
+    telemetry: _connect.Telemetry | None = None,
     authenticate: str | None = None,
 ) -> AgentPeer:
     """Connect to an agent over any object that satisfies `antiphon.transports.Transport`.
@@ -143,6 +148,7 @@ def connect(
             unstable=unstable,
             limits=limits,
             record=record,
+            telemetry=telemetry,
             authenticate=authenticate,
         ),
         client,

@@ -245,22 +245,31 @@ class PlainSide:
 class Link:
     """A connection under test, what it serves, its transport, and the peer."""
 
-    def __init__(self, side: Side, limits: Limits, record: Any = None) -> None:
+    def __init__(
+        self, side: Side, limits: Limits, record: Any = None, telemetry: Any = None
+    ) -> None:
         near, far = memory_pair()
         self.transport = SpiedTransport(near, limits.frame_bytes)
         self.side = PlainSide()
-        self.connection = Connection(self.transport, side, self.side, limits=limits, record=record)
+        self.connection = Connection(
+            self.transport, side, self.side, limits=limits, record=record, telemetry=telemetry
+        )
         self.side.connection = self.connection
         self.peer = RawPeer(far)
 
 
 @asynccontextmanager
 async def linked(
-    side: Side = "agent", *, initialized: bool = True, record: Any = None, **limits: Any
+    side: Side = "agent",
+    *,
+    initialized: bool = True,
+    record: Any = None,
+    telemetry: Any = None,
+    **limits: Any,
 ) -> AsyncGenerator[Link]:
     """A started link whose handshake is done (or not), closed at the end."""
     limits.setdefault("close_grace", 1.0)
-    link = Link(side, Limits(**limits), record)
+    link = Link(side, Limits(**limits), record, telemetry)
     await link.connection.start()
     await link.peer.transport.start(link.peer)
     link.connection.initialized = initialized

@@ -12,7 +12,9 @@ __all__ = ["Limits"]
 
 
 #: What may be None. The other limits keep a peer from taking all memory or time.
-_OPTIONAL = frozenset({"request_timeout", "startup_timeout", "permission_timeout"})
+_OPTIONAL = frozenset(
+    {"request_timeout", "startup_timeout", "permission_timeout", "silence_timeout"}
+)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,14 +35,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     #: Undelivered updates of all sessions together, in frame bytes. When it is spent, reading
     #: stops until something is consumed, so the sender feels it.
     queue_bytes: int = 64 * MIB
+    #: The same, counted in updates: small ones cost more memory than their frames have bytes.
+    queue_updates: int = 32_768
+    #: Undelivered updates of one session. Above it the session is reported as full, once; as long as
+    #: the two limits above hold, nothing else happens.
+    session_updates: int = 4096
+    #: The same in frame bytes.
+    session_bytes: int = 16 * MIB
     #: Updates that arrive for a session not yet known.
     unknown_session_updates: int = 256
+    #: Output that the peer has not taken. Above it further requests are answered -32603 "Server busy";
+    #: above twice as much the connection is closed: the peer asks and does not read.
+    unsent_bytes: int = 64 * MIB
     #: An answer to any request but `session/prompt`; None waits for ever.
     request_timeout: float | None = 60.0
     #: From starting the peer to its answer to `initialize`.
     startup_timeout: float | None = 60.0
     #: A permission answer; a later one counts as denied.
     permission_timeout: float | None = 600.0
+    #: How long an open turn may give no sign of life: no update of its session, and no request of the
+    #: agent for it that waits for us.
+    silence_timeout: float | None = None
     #: From `session/cancel` to the hard cancellation of the turn's tasks.
     cancel_backstop: float = 30.0
     #: Handlers that are still running at close get this long after being cancelled.

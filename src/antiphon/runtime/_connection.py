@@ -41,6 +41,7 @@ from antiphon.core import (
     Side,
     UpdateEvent,
 )
+from antiphon.runtime._telemetry import Telemetry
 from antiphon.schema import json_depth_exceeds
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from antiphon.core import Event, Fault
     from antiphon.runtime._context import Context
     from antiphon.runtime._router import RequestRoute, Router
+    from antiphon.runtime._telemetry import TelemetryEvent
     from antiphon.transports import Transport
 
 __all__ = ["Connection", "FutureCall", "InboundCall", "OutboundCall"]
@@ -131,6 +133,7 @@ class Connection:
         router: what serves the peer's messages.
         limits: see `core.Limits`.
         record: called with ("in" | "out", frame) for every frame, in order; must not raise.
+        telemetry: called with each `TelemetryEvent`; what it raises is logged.
     """
 
     def __init__(
@@ -141,8 +144,10 @@ class Connection:
         *,
         limits: Limits | None = None,
         record: Callable[[str, bytes], None] | None = None,
+        telemetry: Callable[[TelemetryEvent], None] | None = None,
     ) -> None:
         self.limits = limits or Limits()
+        self._telemetry = Telemetry(telemetry)
         self.side: Side = side
         self.transport = transport
         self.protocol = Protocol(side, self.limits, json_depth_exceeds)
@@ -170,6 +175,8 @@ class Connection:
         #: Bytes of what was received and waits: updates (whoever queues one adds its frame's size),
         #: notifications, and what came during the handshake.
         self.queued_bytes = 0
+        #: How many updates of them; whoever queues one adds 1.
+        self.queued_updates = 0
         self._blocking_calls = 0
         self._read_paused = False
         # ordered notifications
@@ -264,6 +271,17 @@ class Connection:
         except Exception:
             log.exception("the side could not take the loss of the connection")
 
+    # ------------------------------------------------------------------ telemetry
+
+    @property
+    def observed(self) -> bool:
+        """Whether a telemetry hook is set: what is only worth an event then can be left out else."""
+        return self._telemetry.hook is not None
+
+    def emit(self, name: str, **facts: Any) -> None:
+        """Tell the operator of one of `EVENTS`: a log line, and the hook's call. Never raises."""
+        self._telemetry.emit(name, facts)
+
     # ------------------------------------------------------------------ Receiver
 
     def frames_received(self, frames: list[bytes | Fault]) -> None:
@@ -293,7 +311,7 @@ class Connection:
                 except BaseException:
                     # Nothing a peer sends may end the reading; a fault of ours is logged, not hidden.
                     log.exception("a frame could not be dispatched")
-            if self.queued_bytes > self.limits.queue_bytes:
+            if self._spent():
                 self._over_budget()
         finally:
             self.flush()
@@ -691,7 +709,7 @@ class Connection:
             call.timer = None
         if call.blocking:
             self._blocking_calls -= 1
-            if not self._blocking_calls and self.queued_bytes > self.limits.queue_bytes:
+            if not self._blocking_calls and self._spent():
                 self._pause_reading()
 
     # ------------------------------------------------------------------ the budget of undelivered updates
@@ -713,11 +731,16 @@ class Connection:
                     self.send(frame)
                 self._settle(call, None, LimitExceeded("queue_bytes", budget, queued))
 
-    def release(self, size: int) -> None:
-        """Count updates that were consumed or discarded."""
+    def release(self, size: int, updates: int = 0) -> None:
+        """Count what was consumed or discarded: bytes of frames, and how many updates of them."""
         self.queued_bytes -= size
-        if self._read_paused and self.queued_bytes <= self.limits.queue_bytes:
+        self.queued_updates -= updates
+        if self._read_paused and not self._spent():
             self._resume_reading()
+
+    def _spent(self) -> bool:
+        limits = self.limits
+        return self.queued_bytes > limits.queue_bytes or self.queued_updates > limits.queue_updates
 
     def _pause_reading(self) -> None:
         if not self._read_paused:

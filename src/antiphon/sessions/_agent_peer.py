@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from antiphon.core import Limits
+    from antiphon.runtime import TelemetryEvent
     from antiphon.sessions._inbox import Inbox
     from antiphon.transports import Transport
 
@@ -214,6 +215,7 @@ class AgentPeer(Peer, AgentCalls):
         unstable: bool = False,
         limits: Limits | None = None,
         record: Callable[[str, bytes], None] | None = None,
+        telemetry: Callable[[TelemetryEvent], None] | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.unstable = unstable
@@ -223,7 +225,7 @@ class AgentPeer(Peer, AgentCalls):
         self._handlers = handlers
         self._router = ClientRouter(self, handlers)
         self.connection = Connection(
-            transport, "client", self._router, limits=limits, record=record
+            transport, "client", self._router, limits=limits, record=record, telemetry=telemetry
         )
         self.tree = {}
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from antiphon.core import Limits
+    from antiphon.runtime import TelemetryEvent
     from antiphon.sessions._turn import Turn
     from antiphon.transports import Transport
 
@@ -60,14 +61,16 @@ class ClientPeer(Peer, ClientCalls):
         unstable: bool = False,
         limits: Limits | None = None,
         record: Callable[[str, bytes], None] | None = None,
+        telemetry: Callable[[TelemetryEvent], None] | None = None,
     ) -> None:
         self.unstable = unstable
         self.sessions: dict[str, AgentSession] = {}
         self.transport = transport
         self._params: v1_unstable.InitializeRequest | None = None
         self.tree = {}
+        router = AgentRouter(self, agent)
         self.connection = Connection(
-            transport, "agent", AgentRouter(self, agent), limits=limits, record=record
+            transport, "agent", router, limits=limits, record=record, telemetry=telemetry
         )
 
     @property

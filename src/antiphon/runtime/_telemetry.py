@@ -1,0 +1,191 @@
+"""What a connection tells its operator: one table of events, a hook, and one named logger.
+
+Responsible for the names, kinds and facts of events, for the log line of each (`antiphon.telemetry`,
+with `acp_event` and `acp_facts` on the record), and for the guard around a user's hook. Leaves to
+whoever emits one when that is; nothing here runs for an update that is delivered as it should be.
+
+Facts are enough to act on and never more: no content of frames beyond a short beginning of what was no
+message, no text of an exception that a handler raised (the log record has its traceback, the hook does
+not).
+
+Source: runtime-semantics §18, and what the table adds to it.
+"""
+
+from __future__ import annotations
+
+import logging
+from logging import DEBUG, ERROR, INFO, WARNING
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from antiphon._errors import ENDING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["EVENTS", "EventSpec", "Telemetry", "TelemetryEvent"]
+
+#: "invariant": only a mistake in this program can cause it. "peer": what the other program did.
+#: "operational": what an operator may want to count, or to change a limit for.
+Kind = Literal["invariant", "peer", "operational"]
+
+log = logging.getLogger("antiphon.telemetry")
+
+
+class TelemetryEvent(msgspec.Struct, frozen=True):
+    """Something that an operator may want to know of; what `telemetry=` is called with.
+
+    Attributes:
+        name: one of the names in `docs/reference/telemetry.md`.
+        kind: "invariant", "peer" or "operational".
+        facts: what is known, by name; plain strings, numbers, booleans and None.
+    """
+
+    name: str
+    kind: Kind
+    facts: dict[str, Any]
+
+
+class EventSpec(msgspec.Struct, frozen=True):
+    """One row of the table: what an event says in the log, at which level, with which facts."""
+
+    kind: Kind
+    level: int
+    says: str
+    facts: tuple[str, ...] = ()
+
+
+EVENTS: Final[dict[str, EventSpec]] = {
+    # requests of the peer
+    "duplicate_inflight_id": EventSpec(
+        "peer", WARNING, "dropped a request whose id is in flight already", ("id", "method")
+    ),
+    "inbound_shed": EventSpec(
+        "operational", WARNING, "refused a request: server busy", ("id", "method", "limit")
+    ),
+    "handler_crash": EventSpec(
+        "operational", ERROR, "a handler failed", ("what", "method", "error")
+    ),
+    "dup_reply": EventSpec(
+        "invariant", ERROR, "a deferred request was replied to a second time", ("id", "method")
+    ),
+    # notifications of the peer
+    "unknown_notification": EventSpec(
+        "peer", DEBUG, "ignored a notification", ("method", "reason")
+    ),
+    "undecodable_notification": EventSpec(
+        "peer", WARNING, "dropped a notification that cannot be decoded", ("method", "error")
+    ),
+    "notification_shed": EventSpec(
+        "operational",
+        WARNING,
+        "dropped a notification: its handlers do not keep up",
+        ("method", "waiting", "limit"),
+    ),
+    # frames that are no message, or no message for us
+    "invalid_request_frame": EventSpec("peer", WARNING, "refused a frame", ("reason",)),
+    "parse_error": EventSpec(
+        "peer", WARNING, "refused a frame that cannot be read", ("reason", "begins")
+    ),
+    "noise": EventSpec("peer", INFO, "ignored what is no message", ("begins",)),
+    "frame_too_large": EventSpec(
+        "peer", WARNING, "an over-long frame is lost", ("size", "limit", "method")
+    ),
+    # answers of the peer
+    "late_response": EventSpec("peer", DEBUG, "ignored a response to no open call", ("id",)),
+    "malformed_response": EventSpec("peer", WARNING, "a response is malformed", ("id",)),
+    "call_timed_out": EventSpec(
+        "operational", INFO, "a call was not answered in time", ("method", "seconds")
+    ),
+    # flow
+    "reading_paused": EventSpec(
+        "operational", DEBUG, "reading stops", ("queued_bytes", "queued_updates")
+    ),
+    "reading_resumed": EventSpec(
+        "operational", DEBUG, "reading goes on", ("queued_bytes", "queued_updates")
+    ),
+    "calls_over_budget": EventSpec(
+        "operational",
+        WARNING,
+        "calls fail: their answers are behind more than may wait",
+        ("calls", "queued_bytes", "limit"),
+    ),
+    "peer_not_reading": EventSpec(
+        "operational",
+        WARNING,
+        "the peer does not take what is written",
+        ("unsent_bytes", "limit", "closed"),
+    ),
+    # the end
+    "connection_lost": EventSpec(
+        "operational", INFO, "the connection ended", ("reason", "exit_status")
+    ),
+    "task_left_behind": EventSpec(
+        "operational", ERROR, "a task ignores cancellation and is left behind", ("task",)
+    ),
+    # sessions
+    "delivery": EventSpec(
+        "operational",
+        DEBUG,
+        "delivery of a session's updates",
+        ("session", "turn", "decision", "buffered", "ordinal", "delivered", "expected"),
+    ),
+    "empty_chunk_rejected": EventSpec(
+        "operational", DEBUG, "an empty chunk was not sent", ("session",)
+    ),
+    # Only our own mistake in raxol; here a handler that says nothing is allowed to.
+    "zero_updates_turn": EventSpec(
+        "operational",
+        INFO,
+        "a turn ended without any update",
+        ("session", "stop_reason"),
+    ),
+    "session_full": EventSpec(
+        "operational",
+        WARNING,
+        "updates of a session wait and nobody takes them",
+        ("session", "updates", "bytes"),
+    ),
+}
+
+
+class Telemetry:
+    """Emits events: to the log, and to a user's hook if there is one.
+
+    Args:
+        hook: called with each `TelemetryEvent`, on the event loop; must not block. What it raises is
+            logged, and nothing else comes of it.
+    """
+
+    __slots__ = ("hook",)
+
+    def __init__(self, hook: Callable[[TelemetryEvent], None] | None) -> None:
+        self.hook = hook
+
+    def emit(
+        self,
+        name: str,
+        facts: dict[str, Any],
+        error: BaseException | None = None,
+    ) -> None:
+        """Log one event, and hand it to the hook. `error` gives the log record its traceback."""
+        spec = EVENTS[name]
+        if log.isEnabledFor(spec.level):
+            told = ", ".join(f"{key}={value!r}" for key, value in facts.items())
+            log.log(
+                spec.level,
+                "%s%s",
+                spec.says,
+                f" ({told})" if told else "",
+                exc_info=error,
+                extra={"acp_event": name, "acp_facts": facts},
+            )
+        if self.hook is None:
+            return
+        try:
+            self.hook(TelemetryEvent(name, spec.kind, facts))
+        except ENDING:
+            raise
+        except BaseException:
+            log.exception("the function given as telemetry= failed")
