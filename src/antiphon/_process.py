@@ -9,11 +9,12 @@ before they report an exit (3.12, 3.13), and hand each chunk through one more tu
 
 * Every child is the leader of a session and process group of its own, so that Ctrl-C at our
   terminal does not hit it and a signal reaches what it has started. What leaves the group
-  (`setsid`, daemons) cannot be followed and survives; on Windows only the process itself is ended.
+  (`setsid`, daemons) cannot be followed and survives.
 * The exit is seen on a pidfd where the system has one, else by a thread. The child is then left a
   zombie until `end`, on purpose: as long as it is one, nobody else can be given its number, and
   signalling its group is safe.
-* Children that are still there when the interpreter exits are killed with their groups.
+* Children that are still there when the interpreter exits are killed with their groups. Where it has
+  no time to exit, `_guard` does it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from antiphon._descriptors import open_reader
 from antiphon._errors import ENDING, StartError
+from antiphon._guard import guard
 from antiphon._launch import Pipes, explain, spawn, words_of
 
 if TYPE_CHECKING:
@@ -146,6 +148,10 @@ class Child:
         if pipes.our_stderr >= 0:
             child._drain_stderr(pipes.our_stderr, on_stderr_line)
         _living.add(child)
+        if sys.platform != "win32":
+            # After the start: the child begins meanwhile. What is lost is a moment in which we
+            # could be killed unnoticed.
+            guard.add(child.pid)
         child._watch()
         return child
 
@@ -249,6 +255,8 @@ class Child:
             return
         self._returncode = code
         self._reaped = reaped
+        if reaped and not _group_lives(self.pid):  # else it keeps the number from being reused
+            guard.remove(self.pid)
         self._close_pidfd()
         if self._released.is_set():  # it had hung in the kernel when `end` gave it up
             self._reap()
@@ -269,6 +277,7 @@ class Child:
     def _reap(self) -> None:
         if not self._reaped:
             self._reaped = True
+            guard.remove(self.pid)  # as long as the number is its own
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
         # Popen would otherwise ask for a process that is no longer there.
@@ -331,6 +340,7 @@ class Child:
                     return
         self._reap()
         if _group_lives(self.pid):
+            guard.add(self.pid)  # it has members: the number is still its own
             self.signal_group(signal.SIGTERM)
             left = STRAGGLER_GRACE
             while left > 0 and _group_lives(self.pid):
@@ -352,6 +362,7 @@ class Child:
         if self._returncode is not None:
             self._reap()
             self._group_gone = True
+            guard.remove(self.pid)
         if self._stderr is not None:
             self._stderr.drain(TAIL_BYTES * 2)
             self._stderr.close()
@@ -388,6 +399,7 @@ class Child:
 def _kill_the_living() -> None:
     for child in list(_living):
         child.kill_now()
+    guard.close()
 
 
 _KILL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
