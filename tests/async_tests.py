@@ -5,7 +5,9 @@ stack of every task. One that blocks the loop, or has no loop, is interrupted by
 and fails with the stack it was in. After an `async def` test no task may be left, and nothing may
 have reached the loop's exception handler.
 
-A test that asks for the fixture `loop_factory` runs once on asyncio's loop and once on uvloop's.
+A test that asks for the fixture `loop_factory` runs once on asyncio's loop and once on uvloop's. One
+marked `virtual_time` runs on a loop whose time jumps, and has only the alarm for a bound: there a wait
+that nothing can end fails by itself.
 What a test leaves outside its loop is the business of `leaks`.
 """
 
@@ -19,6 +21,8 @@ import traceback
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+
+from antiphon.testing._virtual_time import VirtualTimeLoop, stack_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -60,7 +64,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         for name in pyfuncitem._fixtureinfo.argnames  # the only place where pytest keeps them
     }
     factory = cast("LoopFactory | None", pyfuncitem.funcargs.get("loop_factory"))
-    seconds = _bound(pyfuncitem)
+    seconds: float | None = _bound(pyfuncitem)
+    if pyfuncitem.get_closest_marker("virtual_time") is not None:
+        factory, seconds = VirtualTimeLoop, None
     # hypothesis calls the inner test once for each example: each gets a loop.
     inner = getattr(getattr(test, "hypothesis", None), "inner_test", None)
     if inspect.iscoroutinefunction(inner):
@@ -96,7 +102,7 @@ def _bound(item: pytest.Item) -> float:
 
 
 def _as_plain_test(
-    test: AsyncTest, factory: LoopFactory | None, seconds: float
+    test: AsyncTest, factory: LoopFactory | None, seconds: float | None
 ) -> Callable[..., None]:
     @functools.wraps(test)
     def plain(*args: object, **kwargs: object) -> None:
@@ -115,7 +121,7 @@ def _as_plain_test(
     return plain
 
 
-async def _bounded(test: Coroutine[Any, Any, None], seconds: float) -> list[str]:
+async def _bounded(test: Coroutine[Any, Any, None], seconds: float | None) -> list[str]:
     task = asyncio.create_task(test, name="the test")
     here = asyncio.current_task()
     await asyncio.wait([task], timeout=seconds)
@@ -129,18 +135,6 @@ async def _bounded(test: Coroutine[Any, Any, None], seconds: float) -> list[str]
             break
         await asyncio.sleep(0)
     return [stack_of(other) for other in asyncio.all_tasks() if other is not here]
-
-
-def stack_of(task: asyncio.Task[Any]) -> str:
-    """A task's name and where it waits, through every coroutine it awaits (asyncio shows one)."""
-    lines = [f"* {task.get_name()}"]
-    awaited: Any = task.get_coro()
-    while awaited is not None:
-        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
-        if frame is not None:
-            lines += traceback.format_list(traceback.extract_stack(frame, limit=1))
-        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _describe(context: dict[str, Any]) -> str:

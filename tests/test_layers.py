@@ -135,6 +135,11 @@ ARROWS: dict[str, dict[str, str]] = {
         "schema": "the door, lazily: UNSET, UnknownUpdate",
         "sessions": "the door, lazily",
     },
+    "testing": {
+        "__init__": "whoever tests an agent or a client is a user of the public API",
+        "core": "what stands for a refused frame",
+        "transports": "both ends of a link",
+    },
     "cli": {
         "__init__": "the command is a user of the public API",
         "_connect": "a module that `antiphon run` imports must not serve itself meanwhile",

@@ -1,0 +1,179 @@
+"""Pairs of ends start shaken hands, or not, and nothing is left of them, whatever happened inside."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+import pytest
+
+from antiphon import (
+    Agent,
+    AgentPeer,
+    Client,
+    ConnectionClosed,
+    LimitExceeded,
+    Limits,
+    RequestError,
+    StartError,
+    Turn,
+    VersionMismatch,
+)
+from antiphon.testing import (
+    RawPeer,
+    joined,
+    memory_pair,
+    raw_agent,
+    raw_client,
+    unshaken_agent,
+    unshaken_client,
+)
+from antiphon.transports import MemoryTransport
+
+
+class Echo(Agent):
+    async def prompt(self, turn: Turn) -> None:
+        await turn.say(turn.text)
+
+
+@pytest.mark.virtual_time
+async def test_a_raw_client_has_shaken_hands_and_an_unshaken_one_has_not() -> None:
+    async with raw_client(Agent(), {"terminal": True}) as raw:
+        assert raw.frames[0]["id"] == "hello"
+        assert raw.frames[0]["result"]["protocolVersion"] == 1
+        await raw.expect_nothing()  # the handshake is behind us
+        await raw.round_trip()
+        assert len(raw.frames) == 2
+    async with unshaken_client(Agent()) as raw:
+        assert raw.frames == []
+        assert (await raw.ask("session/new", {}))["error"]["code"] == -32600
+
+
+@pytest.mark.virtual_time
+async def test_a_raw_agent_answers_the_handshake_as_it_is_told_and_nothing_else() -> None:
+    async with raw_agent(
+        capabilities={"loadSession": True}, initialized={"agentInfo": {"name": "n", "version": "1"}}
+    ) as (peer, raw):
+        assert peer.offers("loadSession")
+        assert peer.info is not None
+        assert peer.info.name == "n"
+        await raw.expect_nothing()
+        opening = asyncio.create_task(peer.new_session())
+        await raw.wait("session/new")
+        await raw.round_trip()
+        assert not opening.done()
+        raw.answer(raw.sent("session/new")[0], {"sessionId": "s"})
+        assert (await opening).session_id == "s"
+        await raw.aclose()
+        await raw.closed()
+
+
+@pytest.mark.virtual_time
+async def test_an_unshaken_agent_can_answer_the_handshake_in_any_way() -> None:
+    async with unshaken_agent() as (connecting, raw):
+        request = await raw.wait("initialize")
+        assert not connecting.done()
+        raw.answer(request, {"protocolVersion": 1})
+        peer = await connecting
+        assert not peer.connection.closed
+    assert peer.connection.closed
+    async with unshaken_agent() as (connecting, raw):
+        raw.refuse(await raw.wait("initialize"), -32000)
+        with pytest.raises(RequestError):
+            await connecting
+    async with unshaken_agent(limits=Limits(startup_timeout=5.0)) as (connecting, _):
+        with pytest.raises(StartError):
+            await connecting
+    assert asyncio.get_running_loop().time() == 5.0
+    async with unshaken_agent() as (connecting, raw):
+        await raw.wait("initialize")  # and then nobody looks
+    assert connecting.cancelled()
+
+
+@pytest.mark.virtual_time
+async def test_a_handshake_that_fails_is_what_the_caller_sees() -> None:
+    with pytest.raises(VersionMismatch):
+        async with raw_agent(initialized={"protocolVersion": 77}):
+            pytest.fail("no hands were shaken")
+    with pytest.raises(TypeError, match="no_such_option"):
+        async with raw_agent(no_such_option=1):
+            pytest.fail("no hands were shaken")
+
+    class Closed(MemoryTransport):
+        async def start(self, receiver: object) -> None:
+            raise OSError("it does not open")
+
+    async def broken() -> None:
+        ours, theirs = Closed(None), memory_pair()[0]
+        async with raw_agent(transports=(ours, theirs)):
+            pytest.fail("no hands were shaken")
+
+    with pytest.raises(OSError, match="it does not open"):
+        await broken()
+
+    class Refuses(Agent):
+        async def initialize(self, params: object, ctx: object) -> NoReturn:
+            raise RequestError(-32000, "not today")
+
+    with pytest.raises(AssertionError, match=r"refused initialize.*not today"):
+        async with raw_client(Refuses()):
+            pytest.fail("no hands were shaken")
+
+
+@pytest.mark.virtual_time
+async def test_nothing_is_left_open_when_a_block_is_left_by_an_error() -> None:
+    made: list[tuple[AgentPeer, RawPeer]] = []
+    with pytest.raises(ZeroDivisionError):
+        async with raw_agent() as both:
+            made.append(both)
+            raise ZeroDivisionError
+    ((peer, raw),) = made
+    assert peer.connection.closed
+    assert raw.lost.is_set()
+    with pytest.raises(ConnectionClosed):
+        await peer.new_session()
+    with pytest.raises(ZeroDivisionError):
+        async with raw_client(Agent()):
+            raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        async with joined(Echo()) as peer:
+            raise ZeroDivisionError
+    assert peer.connection.closed
+
+
+@pytest.mark.virtual_time
+async def test_both_our_sides_can_be_joined() -> None:
+    wire: list[tuple[str, bytes]] = []
+
+    def record(direction: str, frame: bytes) -> None:
+        wire.append((direction, frame))
+
+    async with joined(Echo(), Client(), record=record) as agent:
+        session = await agent.new_session(cwd="/w")
+        assert (await session.prompt("hi")).text == "hi"
+    assert [direction for direction, _ in wire] == ["out", "in", "out", "in", "out", "in", "in"]
+
+
+@pytest.mark.virtual_time
+async def test_each_side_can_have_options_of_its_own() -> None:
+    async with joined(Echo(), agent_options={"limits": Limits(sessions=1)}) as agent:
+        await agent.new_session(cwd="/")
+        with pytest.raises(RequestError, match="limit sessions exceeded"):
+            await agent.new_session(cwd="/")
+    async with joined(Echo(), limits=Limits(sessions=1)) as agent:
+        await agent.new_session(cwd="/")
+        with pytest.raises(LimitExceeded):
+            await agent.new_session(cwd="/")
+
+
+@pytest.mark.virtual_time
+async def test_any_pair_of_transports_will_do() -> None:
+    ours, theirs = memory_pair()
+    async with raw_client(Echo(), transports=(ours, theirs)) as raw:
+        assert raw.transport is theirs
+    ours, theirs = memory_pair()
+    async with raw_agent(transports=(ours, theirs)) as (_, raw):
+        assert raw.transport is theirs
+    ours, theirs = memory_pair()
+    async with joined(Echo(), transports=(ours, theirs)) as agent:
+        assert agent.connection is not None
