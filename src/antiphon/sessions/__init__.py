@@ -13,6 +13,7 @@ from antiphon.sessions._inbox import Observer, Subscription
 from antiphon.sessions._session import PromptOutcome, PromptTurn, Session
 from antiphon.sessions._turn import ExitStatus, PermissionAnswer, Terminal, ToolCallVerbs, Turn
 from antiphon.sessions._update import Label, Update
+from antiphon.sessions._view import CompactionView, MessageView, SessionView, ToolCallView
 
 __all__ = [
     "AgentContext",
@@ -20,18 +21,22 @@ __all__ = [
     "AgentSession",
     "ClientContext",
     "ClientPeer",
+    "CompactionView",
     "ExitStatus",
     "Extensions",
     "Label",
+    "MessageView",
     "Observer",
     "PermissionAnswer",
     "PromptOutcome",
     "PromptTurn",
     "Session",
     "SessionOpening",
+    "SessionView",
     "Subscription",
     "Terminal",
     "ToolCallVerbs",
+    "ToolCallView",
     "Turn",
     "Update",
     "as_observer",
