@@ -251,8 +251,42 @@ async def test_observers_see_each_update_one_after_the_other() -> None:
     assert seen == ["slow early"]  # the second observer waits for the first, and so does "later"
     gate.set()
     await ended(link, inbox)
-    assert seen == ["slow early", "fast early", "slow later", "fast later"]
+    # What waited was for the first; the second sees what came after it.
+    assert seen == ["slow early", "slow later", "fast later"]
     assert link.queued_bytes == 0
+
+
+async def test_an_observer_sees_nothing_that_came_before_it_however_busy_another_is() -> None:
+    link, inbox = made()
+    seen: list[str] = []
+    gate = asyncio.Event()
+
+    async def slow(update: Update) -> None:
+        await gate.wait()
+
+    inbox.observe(slow)
+    put(inbox, "before", "before, too")
+    await asyncio.sleep(0)
+    inbox.observe(lambda update: seen.append(update.text))
+    put(inbox, "after")
+    gate.set()
+    await ended(link, inbox)
+
+    assert seen == ["after"]
+
+
+async def test_a_subscriber_that_joins_while_updates_are_let_go_gets_what_comes_then() -> None:
+    link, inbox = made()
+    inbox.let_go()
+    put(inbox, "let go")
+    subscription = inbox.subscribe()
+    put(inbox, "one")
+    inbox.keep()
+    inbox.keep()
+    put(inbox, "two")
+    await ended(link, inbox)
+
+    assert await rest(subscription) == ["one", "two"]
 
 
 async def test_a_mark_is_reached_when_the_observers_have_returned_from_so_many() -> None:

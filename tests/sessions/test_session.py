@@ -861,3 +861,78 @@ async def test_closing_a_session_lets_go_of_what_nobody_took_and_reading_goes_on
         assert "30 updates were not taken" in caplog.text
         assert (await anext(other.updates())).text == "unread"
         assert peer.connection.queued_bytes < 2000
+
+
+async def test_a_lost_link_ends_a_turn_at_once_whatever_an_observer_is_doing() -> None:
+    async with raw_agent() as (agent, raw):
+        session = await opened(agent, raw)
+        gate, begun = asyncio.Event(), asyncio.Event()
+
+        async def slow(update: Update) -> None:
+            begun.set()
+            await gate.wait()
+
+        session.on_update(slow)
+        raw.send(raw.update("s1", "x"))
+        await begun.wait()
+
+        async def prompt() -> None:
+            with pytest.raises(ConnectionClosed):
+                await session.prompt("hello")
+
+        prompting = asyncio.create_task(prompt())
+        await raw.wait("session/prompt")
+        await raw.transport.aclose()
+        await asyncio.wait(
+            [prompting], timeout=0.5
+        )  # the observer alone may take the closing grace
+        over = prompting.done()
+        gate.set()
+        await prompting
+
+        assert over
+
+
+@pytest.mark.parametrize("what", ["set_mode", "load"])
+async def test_an_error_answer_is_visible_only_after_the_observers_returned(what: str) -> None:
+    async with raw_agent(None, {"loadSession": True}) as (agent, raw):
+        session = await opened(agent, raw)
+        gate = asyncio.Event()
+        seen: list[str] = []
+
+        async def slow(update: Update) -> None:
+            await gate.wait()
+            seen.append(update.text)
+
+        session.on_update(slow)
+
+        async def call() -> list[str]:
+            with pytest.raises(RequestError):
+                await (agent.load_session("s1") if what == "load" else session.set_mode("m"))
+            return list(seen)
+
+        calling = asyncio.create_task(call())
+        request = await raw.wait(f"session/{what}")
+        raw.send(raw.update("s1", "before"))
+        raw.refuse(request, -32602)
+        await raw.round_trip()
+        gate.set()
+
+        assert await calling == ["before"]
+
+
+async def test_what_follows_a_refused_close_in_the_same_read_is_delivered() -> None:
+    async with raw_agent(None, {"sessionCapabilities": {"close": {}}}) as (agent, raw):
+        session = await opened(agent, raw)
+
+        async def close() -> None:
+            with pytest.raises(RequestError):
+                await session.close()
+
+        closing = asyncio.create_task(close())
+        request = await raw.wait("session/close")
+        refusal = {"id": request["id"], "error": {"code": -32603, "message": "no"}}
+        raw.send({"jsonrpc": "2.0", **refusal}, raw.update("s1", "after"))
+        await closing
+
+        assert (await anext(session.updates())).text == "after"

@@ -15,6 +15,7 @@ from antiphon._errors import (
     LimitExceeded,
     LocalProtocolError,
     RemoteProtocolError,
+    RequestError,
     ResourceNotFound,
     StartError,
     TurnInProgress,
@@ -42,7 +43,7 @@ from antiphon.sessions._peer import Peer
 from antiphon.sessions._session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
     from types import TracebackType
 
     from antiphon.core import Limits
@@ -67,6 +68,21 @@ class _MarkedCall(FutureCall):
 
     def answered(self, result: Any, error: Exception | None) -> None:
         self.mark = self.inbox.received
+        super().answered(result, error)
+
+    async def settled(self) -> None:
+        """Wait until the observers have returned from what came before the answer."""
+        await self.inbox.settled(self.mark)
+
+
+class _ClosingCall(_MarkedCall):
+    """`session/close` or `session/delete`: what follows a refusal in the stream is wanted again."""
+
+    __slots__ = ()
+
+    def answered(self, result: Any, error: Exception | None) -> None:
+        if error is not None:
+            self.inbox.keep()
         super().answered(result, error)
 
 
@@ -121,8 +137,7 @@ class _Load:
         """Wait for the answer; a session that could not be opened is forgotten."""
         call = self._call
         try:
-            raw = await call.future
-            await call.inbox.settled(call.mark)
+            raw = await _settled(call, call.future)
             self.session.opened(read_result(call.method, result_type, raw))
         except BaseException:
             self.abandon()
@@ -540,15 +555,15 @@ class AgentPeer(Peer, AgentCalls):
         self._check_offered(row.name, params)
         session = self.sessions.get(getattr(params, "session_id", ""))
         future = self.connection.create_future()
-        call = (
-            FutureCall(row.name, future)
-            if session is None
-            else _MarkedCall(row.name, future, session.inbox)
-        )
+        if session is None:
+            call = FutureCall(row.name, future)
+        elif row.name in ("session/close", "session/delete"):
+            call = _ClosingCall(row.name, future, session.inbox)
+        else:
+            call = _MarkedCall(row.name, future, session.inbox)
         self.connection.open_call(call, encode_checked(params), self._timeout(row.name, timeout))
-        raw = await self.connection.answer_to(call)
-        if isinstance(call, _MarkedCall):
-            await call.inbox.settled(call.mark)
+        answer = self.connection.answer_to(call)
+        raw = await (_settled(call, answer) if isinstance(call, _MarkedCall) else answer)
         return read_result(row.name, row.result, raw)
 
     async def _notify(self, params: Any) -> None:
@@ -633,6 +648,17 @@ class AgentPeer(Peer, AgentCalls):
             if not prompt.content or any(tag_of(block) != "text" for block in prompt.content):
                 msg = "a system prompt is made of text blocks, at least one"
                 raise LocalProtocolError(msg)
+
+
+async def _settled(call: _MarkedCall, answer: Awaitable[Any]) -> Any:
+    """The raw result, seen when DESIGN §4.2 allows it; so is an error that the agent answered."""
+    try:
+        raw = await answer
+    except (RequestError, RemoteProtocolError):
+        await call.settled()
+        raise
+    await call.settled()
+    return raw
 
 
 def _given(params: Any, name: str) -> Any:

@@ -193,7 +193,8 @@ class Inbox:
         self.ended = False
         self._subscribers: list[UpdateQueue] = []
         self._replays: list[UpdateQueue] = []  # those of them that end with the load
-        self._observers: list[Observer] = []
+        # Each with the number of the first update that is for it.
+        self._observers: list[tuple[Observer, int]] = []
         self._observed: UpdateQueue | None = None
         self._seen = 0
         self._settling: list[tuple[int, asyncio.Future[None]]] = []
@@ -235,8 +236,9 @@ class Inbox:
         self.backlog = Sink(self.connection)
 
     def keep(self) -> None:
-        """Undo `let_go`: the session was not closed after all."""
-        self.backlog = UpdateQueue(self.connection)
+        """Undo `let_go`: the session was not closed after all. Idempotent."""
+        if isinstance(self.backlog, Sink):
+            self.backlog = UpdateQueue(self.connection)
 
     # -------------------------------------------------------------- subscribers
 
@@ -245,7 +247,9 @@ class Inbox:
 
         A `replay` gets only the history in it, and ends with the load.
         """
-        queue, self.backlog = self.backlog, UpdateQueue(self.connection)
+        queue = UpdateQueue(self.connection)
+        if not isinstance(self.backlog, Sink):  # which keeps nothing, and would go on doing so
+            queue, self.backlog = self.backlog, queue
         if replay:
             queue, others = UpdateQueue(self.connection), queue
             while (update := others.take()) is not None:
@@ -284,7 +288,8 @@ class Inbox:
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Call `observer` for each update from now on, in order; returns what ends that."""
-        self._observers.append(observer)
+        entry = (observer, 0 if self._observed is None else self.received)
+        self._observers.append(entry)
         if self._observed is None and not self.ended:
             self._observed = queue = UpdateQueue(self.connection)
             self._seen = self.received
@@ -295,8 +300,8 @@ class Inbox:
             self.connection.create_task(self._show(queue), delivery=True)
 
         def stop() -> None:
-            if observer in self._observers:
-                self._observers.remove(observer)
+            if entry in self._observers:
+                self._observers.remove(entry)
 
         return stop
 
@@ -312,7 +317,9 @@ class Inbox:
                         return
                     await queue.wait()
                     continue
-                for observer in tuple(self._observers):
+                for observer, first in tuple(self._observers):
+                    if first > self._seen:  # it joined when this update was here already
+                        continue
                     try:
                         result = observer(update)
                         if isawaitable(result):

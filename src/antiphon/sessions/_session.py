@@ -203,7 +203,9 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
     async def _finish(self) -> None:
         """The answer, once everything before it was delivered: to us, and to the observers."""
         inbox = self.session.inbox
-        if inbox.observed:
+        # A lost link and a timeout are no answers: they are seen at once (DESIGN §4.6).
+        unanswered = isinstance(self._error, (ConnectionClosed, RequestTimeout))
+        if inbox.observed and not unanswered:
             await inbox.settled(self._mark)
         if self._error is not None:
             self._raised = True
