@@ -21,6 +21,7 @@ from antiphon import (
     UnknownUpdate,
 )
 from antiphon.schema import UNSET, v1, v1_unstable
+from antiphon.sessions._turn_states import Event
 from tests.sessions.raw_side import RawSide, raw_client
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ async def test_a_lost_client_cannot_be_told_anything() -> None:
         session = await opened(agent, raw)
     with pytest.raises(ConnectionClosed):
         await session.info(title="late")
-    session.cancel()  # harmless
+    session.fire(Event.CANCEL)  # harmless
 
 
 async def test_an_update_over_the_frame_limit_is_refused_whole() -> None:

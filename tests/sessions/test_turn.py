@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
-import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,9 +23,12 @@ from antiphon import (
 )
 from antiphon.schema import v1, v1_unstable
 from tests.sessions.pairs import Wire, joined
+from tests.sessions.raw_side import raw_client
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from antiphon.runtime import TelemetryEvent
 
 
 class Scripted(Agent):
@@ -119,29 +122,78 @@ async def test_a_text_that_no_wire_can_carry_is_repaired_not_lost() -> None:
 
 
 async def test_an_empty_text_is_counted_and_not_sent() -> None:
+    empty = v1.TextContent(text="")
+
     async def say_nothing(turn: Turn) -> None:
         await turn.say("")
         await turn.think("")
         await turn.say("", message_id="m")
-        await turn.say(v1.TextContent(text=""))
+        await turn.say(empty)
+        await turn.send(v1.AgentMessageChunk(content=empty))
+        await turn.session.update(v1.AgentThoughtChunk(content=empty))
+        await turn.send(v1.UserMessageChunk(content=empty))  # what the user said is passed on
 
     agent = Scripted(say_nothing)
-    async with joined(agent) as (peer, _):
-        session = await peer.new_session(cwd="/")
-        assert (await session.prompt("go")).updates == []
-    assert agent.turns[0].empty == 4
-    assert agent.turns[0].sent == 0
+    events: list[TelemetryEvent] = []
+    async with raw_client(agent, telemetry=events.append) as raw:
+        new = await raw.ask("session/new", {"cwd": "/", "mcpServers": []})
+        session_id = new["result"]["sessionId"]
+        await raw.ask("session/prompt", {"sessionId": session_id, "prompt": []})
+        (sent,) = raw.sent("session/update")
+        assert sent["params"]["update"]["sessionUpdate"] == "user_message_chunk"
+    assert (agent.turns[0].empty, agent.turns[0].sent) == (6, 1)
+    assert [(e.name, e.facts) for e in events if e.kind == "operational"][:6] == [
+        ("empty_chunk_rejected", {"session": session_id})
+    ] * 6
 
 
-async def test_a_turn_without_any_update_is_noted_in_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+#: What is asked, what the handler does, the stop reason of what is reported.
+EMPTY_TURNS: dict[str, tuple[str, Callable[[Turn], Any], str | None]] = {
+    "nothing": ("go", lambda turn: None, "end_turn"),
+    "another reason": ("go", lambda turn: "refusal", "refusal"),
+    "an empty text": ("go", lambda turn: turn.say(""), "end_turn"),
+    "a text": ("go", lambda turn: turn.say("x"), None),
+    "of the session": ("go", lambda turn: turn.session.info(title="x"), None),
+    "empty prompt": ("", lambda turn: None, None),
+}
+
+
+@pytest.mark.parametrize("which", EMPTY_TURNS)
+async def test_an_answer_to_something_without_any_update_is_reported(which: str) -> None:
+    prompt, act, reason = EMPTY_TURNS[which]
+
+    async def doing(turn: Turn) -> Any:
+        result = act(turn)
+        return await result if inspect.isawaitable(result) else result
+
+    events: list[TelemetryEvent] = []
+    async with raw_client(Scripted(doing), telemetry=events.append) as raw:
+        new = await raw.ask("session/new", {"cwd": "/", "mcpServers": []})
+        session_id = new["result"]["sessionId"]
+        blocks = [{"type": "text", "text": prompt}] if prompt else []
+        await raw.ask("session/prompt", {"sessionId": session_id, "prompt": blocks})
+        assert [(e.kind, e.facts) for e in events if e.name == "zero_updates_turn"] == [
+            ("operational", {"session": session_id, "stop_reason": reason})
+        ] * (reason is not None)
+
+
+async def test_a_turn_that_failed_or_was_cancelled_is_not_reported_as_empty() -> None:
     async def act(turn: Turn) -> None:
-        return None
+        if turn.text == "cancelled":
+            await turn.wait_cancelled()
+        else:
+            raise RequestError.of(-32603, "no")
 
-    with caplog.at_level(logging.INFO, "antiphon.agent"):
-        assert await updates_of(act) == []
-    assert "ended without any update" in caplog.text
+    events: list[TelemetryEvent] = []
+    async with raw_client(Scripted(act), telemetry=events.append) as raw:
+        new = await raw.ask("session/new", {"cwd": "/", "mcpServers": []})
+        session = {"sessionId": new["result"]["sessionId"]}
+        for text in ("failed", "cancelled"):
+            params = {**session, "prompt": [{"type": "text", "text": text}]}
+            raw.send(raw.request(text, "session/prompt", params))
+            raw.send(raw.notification("session/cancel", session))
+            await raw.answer_to(text)
+        assert [e.name for e in events if e.name == "zero_updates_turn"] == []
 
 
 async def test_an_over_long_text_is_refused_and_nothing_of_it_is_written() -> None:
@@ -456,7 +508,7 @@ async def test_a_failing_subtask_is_logged_and_changes_nothing(
 @pytest.mark.covers("R1-82")
 async def test_verbs_are_refused_once_the_turn_is_over() -> None:
     agent = Scripted(lambda turn: turn.say("x"))
-    async with joined(agent) as (peer, _):
+    async with joined(agent) as (peer, wire):
         session = await peer.new_session(cwd="/")
         await session.prompt("go")
         turn = agent.turns[0]
@@ -470,7 +522,6 @@ async def test_verbs_are_refused_once_the_turn_is_over() -> None:
             lambda: turn.think("late"),
             lambda: turn.plan([]),
             lambda: turn.send(v1.Plan(entries=[])),
-            lambda: turn.ask_permission("late"),
             lambda: turn.tool("late").__aenter__(),
         ):
             with pytest.raises(TurnOver):
@@ -478,6 +529,8 @@ async def test_verbs_are_refused_once_the_turn_is_over() -> None:
         with pytest.raises(TurnOver):
             turn.start_soon(nothing())
         await turn.usage(used=1, size=2)  # about the session: always legal
+        assert not await turn.ask_permission("late")  # a no is no worse than an error
+        assert len(wire.received("session/request_permission")) == 0
 
 
 # ------------------------------------------------------------------ files, terminals, forms

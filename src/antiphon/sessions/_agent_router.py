@@ -1,4 +1,8 @@
-"""Routing what a client sends to the agent's handlers, and keeping the sessions in step."""
+"""Routing what a client sends to the agent's handlers, and keeping the sessions in step.
+
+Responsible for saying which message is which event of a session's states, and for running a turn's
+handler. Leaves to `_turn_states` what an event means, and to `AgentSession` carrying it out.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,17 @@ from antiphon._errors import (
     ENDING,
     ConnectionClosed,
     InvalidParams,
-    InvalidRequest,
     RequestError,
     TurnOver,
 )
 from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
 from antiphon.schema import UNSET, UnsetType, decode_params, v1, v1_unstable
+from antiphon.sessions._agent_session import cancelled_response
 from antiphon.sessions._content import missing_capability
 from antiphon.sessions._methods import allowed_by, table, tag_of, tree_of
 from antiphon.sessions._side_router import HandlersLike, SideRouter, session_of
 from antiphon.sessions._turn import Turn
+from antiphon.sessions._turn_states import Effect, Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,22 +101,11 @@ class AgentContext(Context):
         """Send an update of the request's session; in `load_session` also its history.
 
         Raises:
-            TurnOver: it tells what a turn does (message, thought, tool, plan), and this is no
-                `session/load` before its answer (R1-54).
+            TurnOver: it tells what a turn does (message, thought, tool, plan), no turn is open, and
+                this is no `session/load` before its answer (R1-54).
             CapabilityError: the client did not ask for its kind (R1-36..R1-39).
         """
-        session = self.session()
-        if self.method == "session/load" and self.unanswered:
-            session.send_now(update)
-            await self.connection.drain()
-        else:
-            await session.update(update)
-
-    @property
-    def unanswered(self) -> bool:
-        """Whether the request still waits for its response."""
-        call = self.call
-        return call is not None and self.connection.protocol.request_of(call.id) is call
+        await self.session().update(update)
 
 
 class AgentRouter(SideRouter):
@@ -160,19 +154,19 @@ class AgentRouter(SideRouter):
     def cancelled(self, call: InboundCall) -> bool:
         """`$/cancel_request` on a prompt is a cancelled turn: its answer stays a result (R1-98)."""
         for session in self._peer.sessions.values():
-            if session.turn is not None and session.turn.call is call:
-                session.cancel()
+            turn = session.turn
+            if turn is not None and turn.call is call:
+                session.fire(Event.PROMPT_CANCELLED, turn)
                 return True
         return False
 
     def input_ended(self) -> None:
         for session in list(self._peer.sessions.values()):
-            session.cancel()
+            session.fire(Event.INPUT_ENDED)
 
     def connection_lost(self, error: ConnectionClosed) -> None:
         for session in list(self._peer.sessions.values()):
-            if session.turn is not None:
-                session.turn.cancel()
+            session.fire(Event.LOST)
 
     # -------------------------------------------------------------- handshake
 
@@ -232,12 +226,10 @@ class AgentRouter(SideRouter):
             peer, session_id = self._peer, params.session_id
             more = self._check_setup(params)
             known = peer.sessions.get(session_id)
-            if known is not None:
-                _check_idle(known)
             session = known or peer.open_session(session_id, params.cwd, more)
+            session.fire(Event.LOAD if context.method == "session/load" else Event.RESUME)
             before = session.cwd, session.additional_directories
             session.cwd, session.additional_directories = params.cwd, tuple(more)
-            session.busy = "being loaded"
             try:
                 response = await route.invoke(params, context)
                 if response is None:  # says the same as the method's own empty result
@@ -249,7 +241,7 @@ class AgentRouter(SideRouter):
                     peer.sessions.pop(session_id, None)
                 raise
             finally:
-                session.busy = None
+                session.fire(Event.LOADED)
 
         return RequestRoute(route.decode, load_session, _as_it_is)
 
@@ -295,19 +287,15 @@ class AgentRouter(SideRouter):
             session = peer.sessions.get(params.session_id)
             if session is None:
                 return await route.invoke(params, context)
-            if session.busy is not None:
-                _check_idle(session)
-            session.busy = "being closed"
+            session.fire(Event.CLOSE)
             try:
-                turn = session.turn
-                if turn is not None:
-                    session.cancel()
+                if session.turn is not None:
                     # Bounded by the back-stop; the prompt is answered first (R1-58).
-                    await turn.wait_over()
+                    await session.turn.wait_over()
                 response = await route.invoke(params, context)
                 peer.sessions.pop(params.session_id, None)
             finally:
-                session.busy = None
+                session.fire(Event.CLOSED)
             return response
 
         return RequestRoute(route.decode, close_session, route.encode)
@@ -317,6 +305,7 @@ class AgentRouter(SideRouter):
     def _mode_route(self, route: RequestRoute) -> RequestRoute:
         async def set_mode(params: v1_unstable.SetSessionModeRequest, context: AgentContext) -> Any:
             session = context.session()
+            session.fire(Event.SET_MODE)
             modes = session.modes
             if modes is not None and all(m.id != params.mode_id for m in modes.available_modes):
                 raise InvalidParams({"modeId": params.mode_id}, "unknown or unavailable mode")
@@ -330,6 +319,7 @@ class AgentRouter(SideRouter):
     def _option_route(self, route: RequestRoute) -> RequestRoute:
         async def set_option(params: Any, context: AgentContext) -> Any:
             session = context.session()
+            session.fire(Event.SET_MODE)
             if session.config_options is not None:
                 _check_option(session.config_options, params)
             response = await route.invoke(params, context)
@@ -349,69 +339,59 @@ class AgentRouter(SideRouter):
     def _accept_prompt(self, params: v1_unstable.PromptRequest, context: AgentContext) -> Turn:
         """In the reader: a cancel right behind the prompt must find the turn (field fault 25)."""
         session = self._peer.session_of(params.session_id)
-        _check_idle(session)
         missing = missing_capability(params.prompt, self._offered)
         if missing is not None:
             raise InvalidParams({"reason": "unsupported content", "capability": missing})  # R1-80
-        turn = session.turn = Turn(session, params, context.raw_params)
-        turn.call = context.call
+        turn = Turn(session, params, context.raw_params, context.call)
+        session.fire(Event.PROMPT, turn)
         return turn
 
     async def _run_turn(self, turn: Turn, context: AgentContext) -> v1.PromptResponse:
+        """Run the handler and wait for the subtasks; the response is sent in the same step as it ends."""
         session = turn.session
         try:
-            return await self._outcome(turn)
+            if Effect.RUN in session.fire(Event.BEGIN, turn):
+                await self._run_handler(turn)
+            await turn.finish()
+            effects = session.fire(Event.DRAINED, turn)
         finally:
-            if turn.backstop is not None:
-                turn.backstop.cancel()
-            if session.turn is turn:
-                session.turn = None
-            turn.end()
+            session.fire(Event.ABORTED, turn)  # nothing where it was drained
+        return self._response_of(turn) if Effect.ANSWER in effects else cancelled_response(turn)
 
-    async def _outcome(self, turn: Turn) -> v1.PromptResponse:
-        """What the prompt is answered with: `cancelled` beats everything else (R1-95, R1-96)."""
-        result: Any = None
-        failure: BaseException | None = None
-        if not turn.cancelled:
-            try:
-                result = await self._agent.prompt(turn)
-            except asyncio.CancelledError:
-                if not turn.cancelled:
-                    raise
-            except ENDING:
+    async def _run_handler(self, turn: Turn) -> None:
+        session = turn.session
+        try:
+            turn.result = await self._agent.prompt(turn)
+        except asyncio.CancelledError as error:
+            turn.failure = error
+            if Effect.KEEP not in session.fire(Event.INTERRUPTED, turn):
                 raise
-            except BaseException as error:  # noqa: BLE001  (answered at the connection's boundary)
-                failure = error
-        await turn.finish()
-        if turn.cancelled:
-            if failure is not None and not isinstance(failure, (RequestError, TurnOver)):
-                log.info("a cancelled turn ended with an error", exc_info=failure)
-            if isinstance(result, v1.PromptResponse):  # what it has used counts all the same
-                return msgspec.structs.replace(result, stop_reason="cancelled")
-            return v1.PromptResponse(stop_reason="cancelled")
-        if failure is not None:
-            raise failure
-        if result is None:
-            if not turn.sent:
-                log.info("%r ended without any update", turn)
-            return v1.PromptResponse(stop_reason="end_turn")
-        if isinstance(result, str):
-            if result not in _STOP_REASONS:
-                msg = f"prompt returned {result[:80]!r}, no stop reason; `turn.say` is what sends text"
-                raise ValueError(msg)
-            return v1.PromptResponse(stop_reason=result)
-        if isinstance(result, v1.PromptResponse):
-            return result
-        msg = (
-            f"prompt returned {type(result).__name__}, not None, a stop reason or a PromptResponse"
-        )
-        raise TypeError(msg)
+        except ENDING:
+            raise
+        except BaseException as error:
+            turn.failure = error
+            session.fire(Event.CRASH, turn)
+            if turn.cancelled and not isinstance(error, (RequestError, TurnOver)):
+                log.info("a cancelled turn ended with an error", exc_info=error)
+        else:
+            session.fire(Event.RESULT, turn)
+
+    def _response_of(self, turn: Turn) -> v1.PromptResponse:
+        """What a turn that was not cancelled is answered with, or raise what it failed with."""
+        if turn.failure is not None:
+            raise turn.failure
+        response = _as_response(turn.result)
+        if not turn.sent and turn.params.prompt:
+            self._peer.connection.emit(
+                "zero_updates_turn", session=turn.session_id, stop_reason=response.stop_reason
+            )
+        return response
 
     def _cancel_received(self, params: v1_unstable.CancelNotification, context: Any) -> None:
         session = self._peer.sessions.get(params.session_id)
         if session is None:
             return
-        session.cancel()
+        session.fire(Event.CANCEL)
         handler = self._agent.find_handler("cancel")
         if handler is not None:
             self._peer.connection.run_soon(lambda: handler(params, context))
@@ -435,13 +415,19 @@ def _check_absolute(paths: Iterable[str]) -> None:
             raise InvalidParams({"reason": "path_not_absolute", "path": path})
 
 
-def _check_idle(session: AgentSession) -> None:
-    """Refuse what cannot be done to a session while something else is."""
-    data = {"sessionId": session.session_id}
-    if session.turn is not None:
-        raise InvalidRequest(data, "prompt already in flight")
-    if session.busy is not None:
-        raise InvalidRequest(data, f"the session is {session.busy}")
+def _as_response(result: Any) -> v1.PromptResponse:
+    """What `Agent.prompt` returned, as the response; raises for what is none."""
+    if result is None:
+        return v1.PromptResponse(stop_reason="end_turn")
+    if isinstance(result, v1.PromptResponse):
+        return result
+    if isinstance(result, str):
+        if result not in _STOP_REASONS:
+            msg = f"prompt returned {result[:80]!r}, no stop reason; `turn.say` is what sends text"
+            raise ValueError(msg)
+        return v1.PromptResponse(stop_reason=result)
+    msg = f"prompt returned {type(result).__name__}, not None, a stop reason or a PromptResponse"
+    raise TypeError(msg)
 
 
 def _check_option(options: Sequence[Any], params: Any) -> None:

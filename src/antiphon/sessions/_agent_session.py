@@ -1,23 +1,32 @@
-"""The agent's view of a session: what it may tell about it, at any time after the session is known."""
+"""The agent's view of a session: what it may tell about it, and what its turns' states are driven by.
+
+Responsible for carrying out what `_turn_states` decides: telling a turn, arming its back-stop, answering
+in a handler's place. Leaves to `AgentRouter` to say which message is which event, and to `Turn` its verbs.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from antiphon._errors import TurnOver
+from antiphon._errors import InvalidRequest, TurnOver
 from antiphon.schema import UNSET, UnknownUpdate, UnsetType, encode_checked, v1, v1_unstable
 from antiphon.sessions._methods import tag_of
 from antiphon.sessions._turn import Head, Turn, check_offer
+from antiphon.sessions._turn_states import Effect, Event, TurnStates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from antiphon.sessions._client_peer import ClientPeer
 
 __all__ = ["AgentSession"]
+
+log = logging.getLogger("antiphon.agent")
 
 #: Updates that tell what a turn does; everything else is about the session and always legal.
 _TURN_UPDATES = frozenset(
@@ -32,6 +41,15 @@ _TURN_UPDATES = frozenset(
         "plan_removed",
     )
 )
+#: Of these an empty text says nothing, and some clients show an empty message for it.
+_TEXTS = frozenset(("agent_message_chunk", "agent_thought_chunk"))
+
+#: What a request is told that comes at the wrong moment (-32600).
+_REFUSALS = {
+    Effect.REFUSE_IN_FLIGHT: "prompt already in flight",
+    Effect.REFUSE_LOADING: "the session is being loaded",
+    Effect.REFUSE_CLOSING: "the session is being closed",
+}
 
 
 class AgentSession:
@@ -44,7 +62,6 @@ class AgentSession:
         session_id: its id.
         cwd: its absolute working directory.
         additional_directories: further absolute roots.
-        turn: the open turn, if there is one.
         modes: the modes as last told to the client.
         config_options: the options as last told to the client.
     """
@@ -56,17 +73,21 @@ class AgentSession:
         self.session_id = session_id
         self.cwd = cwd
         self.additional_directories = tuple(additional_directories)
-        self.turn: Turn | None = None
         self.modes: v1.SessionModeState | None = None
         self.config_options: list[v1_unstable.SessionConfigOption] | None = None
-        #: What is being done to the session as a whole, None if nothing: no prompt is taken then.
-        self.busy: str | None = None
+        #: Where it stands; only `fire` moves it.
+        self.states: TurnStates[Turn] = TurnStates()
         self._tool_calls = 0
         self._tool_calls_of = ""
         self.head = Head(session_id)
 
     def __repr__(self) -> str:
         return f"<AgentSession {self.session_id!r} in {self.cwd!r}>"
+
+    @property
+    def turn(self) -> Turn | None:
+        """The open turn, if there is one."""
+        return self.states.turn
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -84,11 +105,12 @@ class AgentSession:
         """Send an update about the session.
 
         Raises:
-            TurnOver: it tells what a turn does (message, thought, tool, plan) and none is open.
+            TurnOver: it tells what a turn does (message, thought, tool, plan), and no turn is open
+                and no history is replayed.
             CapabilityError: the client did not ask for its kind (R1-36..R1-39).
         """
-        if self.turn is None and _kind(update) in _TURN_UPDATES:
-            raise TurnOver(self.session_id)
+        told_by_turn = _kind(update) in _TURN_UPDATES
+        self.fire(Event.TURN_UPDATE if told_by_turn else Event.SESSION_UPDATE)
         self.send_now(update)
         await self.peer.connection.drain()
 
@@ -139,12 +161,16 @@ class AgentSession:
         )
 
     def send_now(self, update: v1_unstable.SessionUpdate) -> None:
-        """Queue an update without looking whether a turn is open."""
+        """Queue an update without looking whether a turn is open; an empty text is only counted."""
         peer = self.peer
+        kind = _kind(update)
         if type(update) is v1.ToolCallUpdate:
             # The body of a permission request has no tag: as an update it is its tagged subclass.
             update = v1.ToolCallProgress(**msgspec.structs.asdict(update))
-        elif not _kind(update) and not isinstance(update, UnknownUpdate):
+        elif kind in _TEXTS and _is_empty(update):
+            self.empty_text()
+            return
+        elif not kind and not isinstance(update, UnknownUpdate):
             msg = f"{type(update).__name__} is no session update"
             raise TypeError(msg)
         elif isinstance(update, v1.ConfigOptionUpdate):
@@ -155,15 +181,85 @@ class AgentSession:
         peer.connection.check_frame(len(frame))
         if peer.connection.closed:
             raise peer.connection.lost_error()
+        if self.states.turn is not None:
+            self.states.turn.sent += 1
         peer.connection.send(frame)
 
-    def cancel(self) -> None:
-        """`session/cancel`: no effect without an open turn (a stale one must not hit the next)."""
-        turn = self.turn
-        if turn is None or turn.cancelled:
-            return
-        turn.cancel()
-        self.peer.arm_backstop(self, turn)
+    def empty_text(self) -> None:
+        """Count an empty text, which is not sent."""
+        if self.states.turn is not None:
+            self.states.turn.empty += 1
+        self.peer.connection.emit("empty_chunk_rejected", session=self.session_id)
+
+    # -------------------------------------------------------------- the turn's states
+
+    def fire(self, event: Event, turn: Turn | None = None) -> tuple[Effect, ...]:
+        """Take the step of an event, and do what of its effects is the session's business.
+
+        Returns the effects, for what is the caller's: to run a handler, to answer, not to ask.
+
+        Args:
+            event: what happened.
+            turn: whose event it is, None for one of the session.
+
+        Raises:
+            InvalidRequest: it is a request that comes at the wrong moment.
+            TurnOver: it is a verb, and the turn is over.
+        """
+        concerned = self.states.turn if turn is None else turn
+        effects = self.states.fire(event, turn)
+        for effect in effects:
+            if effect in _REFUSALS:
+                raise InvalidRequest({"sessionId": self.session_id}, _REFUSALS[effect])
+            if effect is Effect.REFUSE_OVER:
+                raise TurnOver(self.session_id)
+            act = _ACTS.get(effect)
+            if act is not None and concerned is not None:
+                act(concerned)
+        return effects
+
+    def backstop_reached(self, turn: Turn) -> None:
+        """The time that a cancelled turn had to wind down is up: answer in its handler's place."""
+        call = turn.call
+        if Effect.ANSWER_CANCELLED in self.fire(Event.BACKSTOP, turn) and call is not None:
+            log.warning("%r ignored its cancellation; its tasks are cancelled", turn)
+            self.peer.connection.answer(call, _body(cancelled_response(turn)))
+
+
+def _arm(turn: Turn) -> None:
+    """Give a cancelled turn `Limits.cancel_backstop` seconds to come to its end."""
+    session = turn.session
+    seconds = session.peer.connection.limits.cancel_backstop
+    loop = asyncio.get_running_loop()
+    turn.backstop = loop.call_later(seconds, session.backstop_reached, turn)
+
+
+_ACTS: dict[Effect, Callable[[Turn], None]] = {
+    Effect.TELL: Turn.tell,
+    Effect.ARM: _arm,
+    Effect.SEAL: Turn.seal,
+    Effect.KILL: Turn.kill,
+}
+
+
+def cancelled_response(turn: Turn) -> v1.PromptResponse:
+    """The answer to a cancelled prompt: what its handler says it has used counts all the same."""
+    if isinstance(turn.result, v1.PromptResponse):
+        return msgspec.structs.replace(turn.result, stop_reason="cancelled")
+    return v1.PromptResponse(stop_reason="cancelled")
+
+
+def _body(response: v1.PromptResponse) -> bytes:
+    try:
+        return encode_checked(response)
+    except (TypeError, ValueError):
+        log.exception("what a cancelled turn has used cannot be told")
+        return encode_checked(v1.PromptResponse(stop_reason="cancelled"))
+
+
+def _is_empty(update: Any) -> bool:
+    content = update.content
+    return isinstance(content, v1.TextContent) and not content.text
 
 
 def _kind(update: Any) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
 from antiphon._calls import ClientCalls
@@ -31,12 +29,9 @@ if TYPE_CHECKING:
 
     from antiphon.core import Limits
     from antiphon.runtime import TelemetryEvent
-    from antiphon.sessions._turn import Turn
     from antiphon.transports import Transport
 
 __all__ = ["ClientPeer"]
-
-log = logging.getLogger("antiphon.agent")
 
 
 class ClientPeer(Peer, ClientCalls):
@@ -151,20 +146,3 @@ class ClientPeer(Peer, ClientCalls):
         if allowed_by(self.tree, "session.configOptions.boolean"):
             return options
         return [o for o in options if tag_of(o) != "boolean"]
-
-    def arm_backstop(self, session: AgentSession, turn: Turn) -> None:
-        """Give a cancelled turn `Limits.cancel_backstop` seconds to come to its end."""
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(self.connection.limits.cancel_backstop, self._expire, session, turn)
-        turn.backstop = timer
-
-    def _expire(self, session: AgentSession, turn: Turn) -> None:
-        if turn.over or turn.call is None:
-            return
-        log.warning("%r ignored its cancellation; its tasks are cancelled", turn)
-        session.turn = None
-        turn.end()
-        self.connection.answer(turn.call, _CANCELLED)
-
-
-_CANCELLED = b'{"stopReason":"cancelled"}'

@@ -1,9 +1,9 @@
-"""The agent's view of a turn: the verbs an agent author thinks in, and when they are legal.
+"""The agent's view of a turn: the verbs an agent author thinks in.
 
 A turn belongs to one prompt of one session. It is *open* from the moment the prompt is read until its
 response is settled; a cancelled one stays open while it winds down. After that it is *over*, and its
 verbs raise `TurnOver` (DESIGN §4.8). What was accepted before is on the wire before the response, since
-both go through the same writer.
+both go through the same writer. Leaves to `_turn_states` which of these a turn is and what that allows.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ import msgspec
 from antiphon._errors import (
     AntiphonError,
     CapabilityError,
+    RequestCancelled,
     ResourceNotFound,
     TurnOver,
 )
 from antiphon.schema import UNSET, UnsetType, encode, v1, v1_unstable
 from antiphon.sessions._content import as_block, blocks_text
 from antiphon.sessions._methods import allowed_by, or_none, tag_of
+from antiphon.sessions._turn_states import Effect, Event
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
     from types import TracebackType
 
-    from antiphon.runtime import InboundCall
+    from antiphon.runtime import FutureCall, InboundCall
     from antiphon.sessions._agent_session import AgentSession
     from antiphon.sessions._client_peer import ClientPeer
 
@@ -82,24 +84,33 @@ class Turn:
             `Limits.cancel_backstop` seconds the turn's tasks are cancelled and it is over.
     """
 
-    def __init__(self, session: AgentSession, params: v1_unstable.PromptRequest, raw: Any) -> None:
+    def __init__(
+        self,
+        session: AgentSession,
+        params: v1_unstable.PromptRequest,
+        raw: Any,
+        call: InboundCall | None,
+    ) -> None:
         self.session = session
         self.params = params
         self.peer: ClientPeer = session.peer
         self.cancelled = False
-        self.over = False
-        #: Updates of this turn that were sent.
+        #: Updates of the session that were sent while this turn was open.
         self.sent = 0
         #: Empty texts that were asked for and not sent.
         self.empty = 0
-        #: The request being answered, and the timer of its back-stop: the session's business.
-        self.call: InboundCall | None = None
+        #: The request being answered, its back-stop's timer, and what the handler ended with: the
+        #: session's business.
+        self.call = call
         self.backstop: asyncio.TimerHandle | None = None
+        self.result: Any = None
+        self.failure: BaseException | None = None
         self._raw = raw
         self._connection = session.peer.connection
+        self._states = session.states
         self._ended = self._connection.create_future()
         self._cancel_event: asyncio.Event | None = None
-        self._asks: set[asyncio.Future[Any]] = set()
+        self._asks: set[FutureCall] = set()
         self._subtasks: set[asyncio.Task[Any]] = set()
         self._head = session.head
 
@@ -108,6 +119,11 @@ class Turn:
         return f"<Turn of session {self.session_id!r}, {state}>"
 
     # -------------------------------------------------------------- what was asked
+
+    @property
+    def over(self) -> bool:
+        """Whether its response is settled: nothing of this turn may follow."""
+        return self._states.turn is not self
 
     @property
     def session_id(self) -> str:
@@ -147,10 +163,9 @@ class Turn:
     # -------------------------------------------------------------- updates
 
     async def send(self, update: v1_unstable.SessionUpdate) -> None:
-        """Send any update of this session."""
-        if self.over:
+        """Send any update of this session; an empty text is counted and not sent."""
+        if self._states.turn is not self:
             raise TurnOver(self.session_id)
-        self.sent += 1
         self.session.send_now(update)
         if self._connection.writing_paused:
             await self._connection.drain()
@@ -171,10 +186,11 @@ class Turn:
 
     async def _text(self, head: bytes, text: str) -> None:
         """The hot path: everything but the text was encoded when the session was opened."""
-        if self.over:
+        # What the table says of a turn's update in every state: legal while the turn is the session's.
+        if self._states.turn is not self:
             raise TurnOver(self.session_id)
         if not text:
-            self.empty += 1
+            self.session.empty_text()
             return
         try:
             body = _encode_text(text)
@@ -197,9 +213,6 @@ class Turn:
         message_id: str | None,
     ) -> None:
         block = as_block(content)
-        if isinstance(block, v1.TextContent) and not block.text:
-            self.empty += 1
-            return
         await self.send(kind(content=block, message_id=UNSET if message_id is None else message_id))
 
     async def plan(self, entries: Iterable[PlanItem]) -> None:
@@ -268,18 +281,15 @@ class Turn:
     ) -> PermissionAnswer:
         """Ask the user, and take everything but a selected allowing option for a no.
 
-        Never raises for what the client does: error, timeout, lost connection and a cancelled turn
-        are a no, the last one at once.
+        Never raises for what the client does: error, timeout and lost connection are a no. So is a
+        turn that is cancelled or over, at once: nothing is asked then, and what was asked before is
+        withdrawn (`$/cancel_request`). Cancelling the caller withdraws it, too.
 
         Args:
             tool_call: what is to be permitted; a text is the title of a call of its own.
             options: what can be chosen; by default allow once, always allow, reject.
             timeout: seconds; UNSET means `Limits.permission_timeout`.
         """
-        if self.over:
-            raise TurnOver(self.session_id)
-        if self.cancelled:
-            return _DENIED
         offered = _OPTIONS if options is None else list(options)
         for option in offered:
             _check_type(option, v1.PermissionOption, "permission option")
@@ -287,31 +297,34 @@ class Turn:
             session_id=self.session_id, tool_call=self._described(tool_call), options=offered
         )
         try:
-            call = self.peer.open_request(params, timeout)
+            response = await self._ask(params, timeout)
         except AntiphonError as error:
             log.info("a permission request counts as denied: %s", error)
             return _DENIED
-        self._asks.add(call.future)
+        if response is None or not isinstance(response.outcome, v1.SelectedPermissionOutcome):
+            return _DENIED
+        selected = response.outcome.option_id
+        kinds = [option.kind for option in offered if option.option_id == selected]
+        if not kinds:
+            log.warning("the client selected an option that was not offered: %r", selected)
+            return _DENIED
+        # An id that was given to several options is a yes only if each of them is.
+        return PermissionAnswer(selected, all(kind in _ALLOWING for kind in kinds))
+
+    async def _ask(self, params: Any, timeout: float | None | UnsetType = UNSET) -> Any:
+        """Ask the user something that ends with the turn; None where it is not to be asked any more."""
+        if Effect.DENY in self.session.fire(Event.ASK, self):
+            return None
+        call = self.peer.open_request(params, timeout)
+        self._asks.add(call)
         try:
-            response = self.peer.result_of(params, await call.future)
-        except AntiphonError as error:
-            log.info("a permission request counts as denied: %s", error)
-            return _DENIED
-        except asyncio.CancelledError:
-            self._connection.abandon(call)
-            if self.cancelled and not _being_cancelled():
-                return _DENIED  # the turn was cancelled, not this task
+            return self.peer.result_of(params, await self._connection.answer_to(call))
+        except RequestCancelled:
+            if call not in self._asks:
+                return None  # withdrawn, because the turn was cancelled
             raise
         finally:
-            self._asks.discard(call.future)
-        outcome = response.outcome
-        if not isinstance(outcome, v1.SelectedPermissionOutcome):
-            return _DENIED
-        for option in offered:
-            if option.option_id == outcome.option_id:
-                return PermissionAnswer(option.option_id, option.kind in _ALLOWING)
-        log.warning("the client selected an option that was not offered: %r", outcome.option_id)
-        return _DENIED
+            self._asks.discard(call)
 
     def _described(self, tool_call: ToolCallVerbs | v1.ToolCallUpdate | str) -> v1.ToolCallUpdate:
         if isinstance(tool_call, ToolCallVerbs):
@@ -398,13 +411,17 @@ class Turn:
     ) -> v1_unstable.CreateElicitationResponse:
         """Ask the user to fill in a form. Look at the answer's type: accept, decline or cancel.
 
+        A turn that is cancelled or over gives cancel at once: a form that is open then is withdrawn
+        (`$/cancel_request`).
+
         Raises:
             CapabilityError: the client does not take forms (R1-128).
         """
         params = v1.ElicitationFormMode(
             message=message, requested_schema=schema, session_id=self.session_id
         )
-        return await self.peer.request(params)
+        response: v1_unstable.CreateElicitationResponse | None = await self._ask(params)
+        return v1.ElicitationCancelAction() if response is None else response
 
     # -------------------------------------------------------------- cancellation, subtasks
 
@@ -419,12 +436,14 @@ class Turn:
     def start_soon(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something beside the handler; the response waits for it (up to the cancel back-stop).
 
-        What it raises is logged and does not change the turn's outcome. Raises `TurnOver` when the
-        turn is over or cancelled.
+        What it raises is logged and does not change the turn's outcome. It may ask, and start others.
+        Raises `TurnOver` when the turn is over or cancelled.
         """
-        if self.over or self.cancelled:
+        try:
+            self.session.fire(Event.SUBTASK, self)
+        except TurnOver:
             work.close()
-            raise TurnOver(self.session_id)
+            raise
         task = self._connection.create_task(work)
         self._subtasks.add(task)
         task.add_done_callback(self._subtask_done)
@@ -435,30 +454,34 @@ class Turn:
         if not task.cancelled() and task.exception() is not None:
             log.error("a subtask of %r failed", self, exc_info=task.exception())
 
-    # -------------------------------------------------------------- for the session
+    # -------------------------------------------------------------- for the session: effects
 
-    def cancel(self) -> None:
-        """The client asked to stop: tell whoever looks; open questions end as a no at once."""
-        if self.cancelled or self.over:
-            return
+    def tell(self) -> None:
+        """Tell whoever looks that it was cancelled; open questions end as a no and are withdrawn."""
         self.cancelled = True
         if self._cancel_event is not None:
             self._cancel_event.set()
-        for ask in tuple(self._asks):
-            ask.cancel()
+        asks, self._asks = self._asks, set()
+        for call in asks:
+            self._connection.abandon(call)
+            call.answered(None, RequestCancelled())
+
+    def seal(self) -> None:
+        """The response is settled: the back-stop has nothing to do any more, `wait_over` returns."""
+        if self.backstop is not None:
+            self.backstop.cancel()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def kill(self) -> None:
+        """Cancel the subtasks that are left; nobody waits for them any more."""
+        for task in self._subtasks:
+            task.cancel()
 
     async def finish(self) -> None:
         """Wait for the subtasks."""
         while self._subtasks:
             await asyncio.wait(self._subtasks)
-
-    def end(self) -> None:
-        """The response is settled: nothing of this turn may follow."""
-        self.over = True
-        if not self._ended.done():
-            self._ended.set_result(None)
-        for task in self._subtasks:
-            task.cancel()
 
     async def wait_over(self) -> None:
         """Wait until the response of this turn is settled."""
@@ -641,12 +664,6 @@ _OPTIONS = [
     v1.PermissionOption(option_id="allow_always", name="Always allow", kind="allow_always"),
     v1.PermissionOption(option_id="reject_once", name="Reject", kind="reject_once"),
 ]
-
-
-def _being_cancelled() -> bool:
-    """Whether the running task itself was asked to end (and not only what it waits for)."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _check_type(value: Any, kind: type, what: str) -> None:

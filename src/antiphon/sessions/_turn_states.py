@@ -1,0 +1,289 @@
+"""Where a session of an agent stands, and what each event does to it: one table, and nothing else.
+
+Responsible for every decision about turns: which prompt runs, which is refused, what a cancellation
+reaches, when a turn is answered and with what, which verb is still legal. Leaves carrying it out to
+`AgentSession` and `Turn`, which feed it events and do what the effects say. There is no task, clock or
+message in here, so that any order of events can be tried without them.
+
+A session has one state. A turn has none of its own: it is the session's, or it is over. What happens to
+a turn that is over (a back-stop that comes late, a verb of a subtask that lived on) meets the row of an
+idle session, whatever the session does by then.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final, Generic, NamedTuple, TypeVar
+
+__all__ = ["TABLE", "Effect", "Event", "State", "Step", "TurnStates"]
+
+T = TypeVar("T")
+
+
+class State(Enum):
+    """What a session does."""
+
+    #: No turn is open.
+    IDLE = auto()
+    #: A turn is open.
+    PROMPTING = auto()
+    #: The open turn was asked to stop and winds down.
+    CANCELLING = auto()
+    #: The same, because the session is to be closed or deleted, which waits for it.
+    ENDING = auto()
+    #: `session/load` is handled: no turn, but the history may be sent.
+    LOADING = auto()
+    #: `session/resume` is handled.
+    RESUMING = auto()
+    #: `session/close` or `session/delete` is handled, and no turn is open any more.
+    CLOSING = auto()
+
+
+class Event(Enum):
+    """What may happen. The ones of a turn come with it, so that those of a former turn are known."""
+
+    # of the session
+    #: `session/prompt`, in the order of the wire.
+    PROMPT = auto()
+    #: `session/cancel`, in the order of the wire.
+    CANCEL = auto()
+    #: `session/load` or `session/resume` begins, and its handler has ended somehow.
+    LOAD = auto()
+    RESUME = auto()
+    LOADED = auto()
+    #: `session/close` or `session/delete` begins, and has ended somehow.
+    CLOSE = auto()
+    CLOSED = auto()
+    #: `session/set_mode` or `session/set_config_option`.
+    SET_MODE = auto()
+    #: An update about the session: commands, mode, options, info, usage, notices.
+    SESSION_UPDATE = auto()
+    #: The client will send nothing more.
+    INPUT_ENDED = auto()
+    #: The client is gone.
+    LOST = auto()
+
+    # of a turn
+    #: `$/cancel_request` names its prompt.
+    PROMPT_CANCELLED = auto()
+    #: Its task begins to run.
+    BEGIN = auto()
+    #: Its handler returned.
+    RESULT = auto()
+    #: Its handler raised.
+    CRASH = auto()
+    #: Its handler ended with `CancelledError`.
+    INTERRUPTED = auto()
+    #: Its handler and all its subtasks have ended.
+    DRAINED = auto()
+    #: Its task was ended from outside: with the loop, with the programme.
+    ABORTED = auto()
+    #: The time that it had to wind down is up.
+    BACKSTOP = auto()
+    #: An update that tells what a turn does (also of the session, where no turn is named).
+    TURN_UPDATE = auto()
+    #: A question to the user: a permission, a form.
+    ASK = auto()
+    #: A subtask is to be started.
+    SUBTASK = auto()
+
+
+class Effect(Enum):
+    """What is to be done, in the order of the step's effects."""
+
+    #: The prompt's turn is the session's from here on.
+    OPEN = auto()
+    #: The handler is called.
+    RUN = auto()
+    #: What the handler ended with is kept for the answer.
+    KEEP = auto()
+    #: The turn is told that it was cancelled; open questions end as a no and are withdrawn.
+    TELL = auto()
+    #: The back-stop of this turn is armed.
+    ARM = auto()
+    #: The prompt is answered with what was kept.
+    ANSWER = auto()
+    #: It is answered `cancelled`, whatever was kept; of a response, what it has used counts.
+    ANSWER_CANCELLED = auto()
+    #: It is answered with what ended the task, at the connection's boundary.
+    ANSWER_ERROR = auto()
+    #: The turn is over: it is no longer the session's, its back-stop is disarmed.
+    SEAL = auto()
+    #: The tasks of the turn that are left are cancelled, and waited for no more.
+    KILL = auto()
+    #: Served, sent, asked, started.
+    ALLOW = auto()
+    #: Not asked; it counts as a no.
+    DENY = auto()
+    #: `TurnOver` is raised.
+    REFUSE_OVER = auto()
+    #: -32600, each with its own words.
+    REFUSE_IN_FLIGHT = auto()
+    REFUSE_LOADING = auto()
+    REFUSE_CLOSING = auto()
+
+
+class Step(NamedTuple):
+    """What one event does in one state; `next` is None where the state stays."""
+
+    next: State | None
+    effects: tuple[Effect, ...]
+
+
+def _to(state: State, *effects: Effect) -> Step:
+    return Step(state, effects)
+
+
+def _stay(*effects: Effect) -> Step:
+    return Step(None, effects)
+
+
+_NOTHING: Final = _stay()
+
+
+def _row(
+    *,
+    idle: Step = _NOTHING,
+    prompting: Step = _NOTHING,
+    cancelling: Step = _NOTHING,
+    ending: Step | None = None,
+    loading: Step | None = None,
+    resuming: Step | None = None,
+    closing: Step | None = None,
+) -> dict[State, Step]:
+    """One event in every state.
+
+    A session that ends is as one that cancels, and one that is loaded, resumed or closed as one that
+    is idle, where nothing else is said.
+    """
+    return {
+        State.IDLE: idle,
+        State.PROMPTING: prompting,
+        State.CANCELLING: cancelling,
+        State.ENDING: cancelling if ending is None else ending,
+        State.LOADING: idle if loading is None else loading,
+        State.RESUMING: idle if resuming is None else resuming,
+        State.CLOSING: idle if closing is None else closing,
+    }
+
+
+_IN_FLIGHT = _stay(Effect.REFUSE_IN_FLIGHT)
+_IS_LOADING = _stay(Effect.REFUSE_LOADING)
+_IS_CLOSING = _stay(Effect.REFUSE_CLOSING)
+_ALLOWED = _stay(Effect.ALLOW)
+_IS_OVER = _stay(Effect.REFUSE_OVER)
+_STOP = _to(State.CANCELLING, Effect.TELL, Effect.ARM)
+
+TABLE: Final[dict[Event, dict[State, Step]]] = {
+    Event.PROMPT: _row(
+        idle=_to(State.PROMPTING, Effect.OPEN),
+        prompting=_IN_FLIGHT,
+        cancelling=_IN_FLIGHT,
+        loading=_IS_LOADING,
+        resuming=_IS_LOADING,
+        closing=_IS_CLOSING,
+    ),
+    # Idle: nothing is remembered, so that a stale one cannot reach the next prompt.
+    Event.CANCEL: _row(prompting=_STOP),
+    Event.PROMPT_CANCELLED: _row(prompting=_STOP),
+    Event.INPUT_ENDED: _row(prompting=_STOP),
+    # No back-stop: the connection ends the tasks itself, and nobody is left to be answered.
+    Event.LOST: _row(prompting=_to(State.CANCELLING, Effect.TELL)),
+    Event.BEGIN: _row(prompting=_stay(Effect.RUN)),
+    Event.RESULT: _row(prompting=_stay(Effect.KEEP), cancelling=_stay(Effect.KEEP)),
+    Event.CRASH: _row(prompting=_stay(Effect.KEEP), cancelling=_stay(Effect.KEEP)),
+    # Not by the client: the program has its own reasons, and the turn ends with them.
+    Event.INTERRUPTED: _row(
+        prompting=_to(State.IDLE, Effect.SEAL, Effect.KILL, Effect.ANSWER_ERROR),
+        cancelling=_stay(Effect.KEEP),
+    ),
+    Event.DRAINED: _row(
+        prompting=_to(State.IDLE, Effect.SEAL, Effect.ANSWER),
+        cancelling=_to(State.IDLE, Effect.SEAL, Effect.ANSWER_CANCELLED),
+        ending=_to(State.CLOSING, Effect.SEAL, Effect.ANSWER_CANCELLED),
+    ),
+    Event.ABORTED: _row(
+        prompting=_to(State.IDLE, Effect.SEAL, Effect.KILL, Effect.ANSWER_ERROR),
+        cancelling=_to(State.IDLE, Effect.SEAL, Effect.KILL, Effect.ANSWER_ERROR),
+        ending=_to(State.CLOSING, Effect.SEAL, Effect.KILL, Effect.ANSWER_ERROR),
+    ),
+    # Armed by a cancellation only; a turn that was not cancelled is never ended by a clock.
+    Event.BACKSTOP: _row(
+        cancelling=_to(State.IDLE, Effect.SEAL, Effect.KILL, Effect.ANSWER_CANCELLED),
+        ending=_to(State.CLOSING, Effect.SEAL, Effect.KILL, Effect.ANSWER_CANCELLED),
+    ),
+    Event.TURN_UPDATE: _row(
+        idle=_IS_OVER,
+        prompting=_ALLOWED,
+        cancelling=_ALLOWED,
+        loading=_ALLOWED,
+        resuming=_IS_OVER,
+        closing=_IS_OVER,
+    ),
+    Event.SESSION_UPDATE: _row(idle=_ALLOWED, prompting=_ALLOWED, cancelling=_ALLOWED),
+    Event.ASK: _row(idle=_stay(Effect.DENY), prompting=_ALLOWED, cancelling=_stay(Effect.DENY)),
+    Event.SUBTASK: _row(idle=_IS_OVER, prompting=_ALLOWED, cancelling=_IS_OVER),
+    Event.SET_MODE: _row(idle=_ALLOWED, prompting=_ALLOWED, cancelling=_ALLOWED),
+    Event.LOAD: _row(
+        idle=_to(State.LOADING),
+        prompting=_IN_FLIGHT,
+        cancelling=_IN_FLIGHT,
+        loading=_IS_LOADING,
+        resuming=_IS_LOADING,
+        closing=_IS_CLOSING,
+    ),
+    Event.RESUME: _row(
+        idle=_to(State.RESUMING),
+        prompting=_IN_FLIGHT,
+        cancelling=_IN_FLIGHT,
+        loading=_IS_LOADING,
+        resuming=_IS_LOADING,
+        closing=_IS_CLOSING,
+    ),
+    Event.LOADED: _row(loading=_to(State.IDLE), resuming=_to(State.IDLE)),
+    Event.CLOSE: _row(
+        idle=_to(State.CLOSING),
+        prompting=_to(State.ENDING, Effect.TELL, Effect.ARM),
+        cancelling=_to(State.ENDING),
+        ending=_IS_CLOSING,
+        loading=_IS_LOADING,
+        resuming=_IS_LOADING,
+        closing=_IS_CLOSING,
+    ),
+    # Whether it succeeded or not; one that gave up waiting leaves the turn to its own end.
+    Event.CLOSED: _row(ending=_to(State.CANCELLING), closing=_to(State.IDLE)),
+}
+
+
+class TurnStates(Generic[T]):
+    """The state of one session, and its open turn.
+
+    Attributes:
+        state: what the session does.
+        turn: its open turn, if there is one; a turn that is not here is over.
+    """
+
+    __slots__ = ("state", "turn")
+
+    def __init__(self) -> None:
+        self.state = State.IDLE
+        self.turn: T | None = None
+
+    def fire(self, event: Event, turn: T | None = None) -> tuple[Effect, ...]:
+        """Take the step of an event and return its effects.
+
+        Args:
+            event: what happened.
+            turn: whose event it is, None for one of the session. For `Event.PROMPT`, the turn that
+                is to be opened.
+        """
+        if turn is not None and turn is not self.turn and event is not Event.PROMPT:
+            return TABLE[event][State.IDLE].effects  # a turn that is over moves nothing
+        step = TABLE[event][self.state]
+        if step.next is not None:
+            self.state = step.next
+        if Effect.OPEN in step.effects:
+            self.turn = turn
+        elif Effect.SEAL in step.effects:
+            self.turn = None
+        return step.effects
