@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,10 +24,10 @@ from antiphon import (
 )
 from antiphon.schema import v1, v1_unstable
 from tests.sessions.pairs import Wire, joined
-from tests.sessions.raw_side import raw_client
+from tests.sessions.raw_side import RawSide, raw_client
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from antiphon.runtime import TelemetryEvent
 
@@ -380,6 +381,174 @@ async def test_permission_can_be_asked_for_a_title_or_any_tool_call() -> None:
     assert client.requests[1].tool_call.tool_call_id == "mine"
 
 
+class Prompted:
+    """A session of a raw client, with one prompt open: the wire of a turn, frame by frame."""
+
+    def __init__(self, raw: RawSide, session_id: str) -> None:
+        self.raw = raw
+        self.session_id = session_id
+
+    def prompt(self, id_: str = "p") -> dict[str, Any]:
+        blocks = [{"type": "text", "text": id_}]
+        params = {"sessionId": self.session_id, "prompt": blocks}
+        return self.raw.request(id_, "session/prompt", params)
+
+    def cancel(self) -> dict[str, Any]:
+        return self.raw.notification("session/cancel", {"sessionId": self.session_id})
+
+    async def reason(self, id_: str = "p") -> str:
+        result = (await self.raw.answer_to(id_))["result"]
+        assert len([f for f in self.raw.sent(None) if f["id"] == id_]) == 1
+        reason = result["stopReason"]
+        assert isinstance(reason, str)
+        return reason
+
+    def told(self) -> list[str]:
+        return [
+            frame["params"]["update"]["content"]["text"]
+            for frame in self.raw.sent("session/update")
+        ]
+
+
+@asynccontextmanager
+async def prompted(
+    act: Callable[[Turn], Awaitable[Any]],
+    capabilities: dict[str, Any] | None = None,
+    **options: Any,
+) -> AsyncGenerator[Prompted]:
+    """A session in which the prompt "p" was sent."""
+    async with raw_client(Scripted(act), capabilities, **options) as raw:
+        new = await raw.ask("session/new", {"cwd": "/", "mcpServers": []})
+        session = Prompted(raw, new["result"]["sessionId"])
+        raw.send(session.prompt())
+        yield session
+
+
+@pytest.mark.covers("R1-103", "FF-26")
+async def test_a_question_that_is_open_at_cancellation_is_withdrawn_on_the_wire() -> None:
+    """Its answer comes too late, and is no answer to anything."""
+    answers: list[Any] = []
+
+    async def act(turn: Turn) -> None:
+        answers.append(await turn.ask_permission("May I?"))
+        answers.append(await turn.ask_permission("And now?"))
+        await turn.say("goes on")
+
+    async with prompted(act) as session:
+        raw = session.raw
+        asked = await raw.wait("session/request_permission")
+        raw.send(session.cancel())
+        withdrawn = await raw.wait("$/cancel_request")
+        assert withdrawn["params"] == {"requestId": asked["id"]}
+        raw.answer(asked, {"outcome": {"outcome": "selected", "optionId": "allow_once"}})
+        assert await session.reason() == "cancelled"
+        assert [(a.option_id, a.allowed) for a in answers] == [(None, False)] * 2
+        assert len(raw.sent("session/request_permission")) == 1
+        assert session.told() == ["goes on"]
+
+
+@pytest.mark.covers("FF-26")
+async def test_a_late_yes_does_not_answer_the_next_question() -> None:
+    answers: list[Any] = []
+
+    async def act(turn: Turn) -> None:
+        answers.append(await turn.ask_permission(turn.text))
+
+    async with prompted(act) as session:
+        raw = session.raw
+        first = await raw.wait("session/request_permission")
+        raw.send(session.cancel())
+        assert await session.reason() == "cancelled"
+        raw.send(session.prompt("q"))
+        second = await raw.wait("session/request_permission", 2)
+        assert second["id"] != first["id"]
+        yes = {"outcome": {"outcome": "selected", "optionId": "allow_always"}}
+        raw.answer(first, yes)
+        raw.answer(first, yes)
+        await raw.round_trip()
+        assert len(answers) == 1
+        raw.answer(second, {"outcome": {"outcome": "selected", "optionId": "reject_once"}})
+        assert await session.reason("q") == "end_turn"
+        assert [(a.option_id, a.allowed) for a in answers] == [
+            (None, False),
+            ("reject_once", False),
+        ]
+
+
+async def test_a_caller_that_is_cancelled_withdraws_its_question_and_gets_no_answer() -> None:
+    async def act(turn: Turn) -> str:
+        try:
+            async with asyncio.timeout(0.02):
+                await turn.ask_permission("Quick?")
+        except TimeoutError:
+            # The task was cancelled and is not any more: its next question is one like any other.
+            return "refusal" if await turn.ask_permission("Slow?") else "end_turn"
+        return "max_tokens"
+
+    async with prompted(act) as session:
+        raw = session.raw
+        first = await raw.wait("session/request_permission")
+        assert (await raw.wait("$/cancel_request"))["params"] == {"requestId": first["id"]}
+        second = await raw.wait("session/request_permission", 2)
+        raw.answer(second, {"outcome": {"outcome": "selected", "optionId": "allow_once"}})
+        assert await session.reason() == "refusal"
+
+
+@pytest.mark.covers("FF-27")
+async def test_an_id_given_to_a_yes_and_a_no_is_a_no() -> None:
+    answers: list[Any] = []
+
+    async def act(turn: Turn) -> None:
+        options = [
+            v1.PermissionOption(option_id="same", name="Yes", kind="allow_once"),
+            v1.PermissionOption(option_id="same", name="No", kind="reject_once"),
+        ]
+        answers.append(await turn.ask_permission("Which?", options))
+        answers.append(await turn.ask_permission("Nothing to choose", []))
+
+    async with prompted(act) as session:
+        raw = session.raw
+        for number, option in enumerate(("same", "allow_once"), 1):
+            asked = await raw.wait("session/request_permission", number)
+            raw.answer(asked, {"outcome": {"outcome": "selected", "optionId": option}})
+        assert await session.reason() == "end_turn"
+        assert [(a.option_id, a.allowed) for a in answers] == [("same", False), (None, False)]
+
+
+async def test_a_form_that_is_open_at_cancellation_counts_as_cancelled() -> None:
+    answers: list[Any] = []
+    schema = v1.ElicitationSchema(properties={})
+
+    async def act(turn: Turn) -> None:
+        answers.append(await turn.elicit("Name?", schema))
+        answers.append(await turn.elicit("And now?", schema))
+
+    async with prompted(act, {"elicitation": {"form": {}}}) as session:
+        asked = await session.raw.wait("elicitation/create")
+        session.raw.send(session.cancel())
+        assert await session.reason() == "cancelled"
+        withdrawn = await session.raw.wait("$/cancel_request")
+        assert withdrawn["params"] == {"requestId": asked["id"]}
+        assert answers == [v1.ElicitationCancelAction()] * 2
+        assert len(session.raw.sent("elicitation/create")) == 1
+
+
+async def test_a_form_that_the_client_cancels_by_itself_is_its_error() -> None:
+    """Only what this side has withdrawn counts as cancelled."""
+    errors: list[RequestError] = []
+
+    async def act(turn: Turn) -> None:
+        try:
+            await turn.elicit("Name?", v1.ElicitationSchema(properties={}))
+        except RequestError as error:
+            errors.append(error)
+
+    async with prompted(act, {"elicitation": {"form": {}}}) as session:
+        session.raw.refuse(await session.raw.wait("elicitation/create"), -32800)
+        assert await session.reason() == "end_turn"
+        assert [error.code for error in errors] == [-32800]
+
+
 # ------------------------------------------------------------------ cancellation
 
 
@@ -503,6 +672,150 @@ async def test_a_failing_subtask_is_logged_and_changes_nothing(
 
     assert len(await updates_of(act)) == 1
     assert "subtask trouble" in caplog.text
+
+
+@pytest.mark.covers("R1-97")
+async def test_a_subtask_may_ask_start_another_and_outlive_the_handler() -> None:
+    finish = asyncio.Event()
+
+    async def act(turn: Turn) -> str:
+        async def last() -> None:
+            await finish.wait()
+            await turn.say("last")
+
+        async def first() -> None:
+            answer = await turn.ask_permission("May I?")
+            await turn.say(f"{answer.option_id}")
+            turn.start_soon(last())
+            raise RuntimeError("is logged, and does not count")
+
+        turn.start_soon(first())
+        return "max_tokens"
+
+    async with prompted(act) as session:
+        asked = await session.raw.wait("session/request_permission")
+        session.raw.answer(asked, {"outcome": {"outcome": "selected", "optionId": "allow_once"}})
+        await session.raw.wait("session/update")
+        await session.raw.round_trip()
+        assert not [f for f in session.raw.sent(None) if f["id"] == "p"]
+        session.raw.send(session.prompt("q"))  # it is not over yet
+        assert (await session.raw.answer_to("q"))["error"]["message"] == "prompt already in flight"
+        finish.set()
+        assert await session.reason() == "max_tokens"
+        assert session.told() == ["allow_once", "last"]
+
+
+@pytest.mark.covers("FF-26", "R1-95")
+async def test_a_subtask_s_question_ends_with_its_turn_and_cancelled_beats_the_handler_s_word() -> (
+    None
+):
+    answers: list[Any] = []
+
+    async def act(turn: Turn) -> str:
+        async def ask() -> None:
+            answers.append(await turn.ask_permission("May I?"))
+            with pytest.raises(TurnOver):
+                turn.start_soon(asyncio.sleep(0))  # it only winds down
+            await turn.say("flushed")
+
+        turn.start_soon(ask())
+        return "refusal"
+
+    async with prompted(act) as session:
+        await session.raw.wait("session/request_permission")
+        await session.raw.round_trip()
+        session.raw.send(session.cancel())
+        assert await session.reason() == "cancelled"
+        assert [answer.allowed for answer in answers] == [False]
+        assert session.told() == ["flushed"]
+
+
+@pytest.mark.covers("R1-94", "FF-25", "FF-29")
+@pytest.mark.parametrize("who", ["the handler", "a subtask"])
+async def test_what_ignores_even_its_own_cancellation_holds_neither_id_nor_turn(who: str) -> None:
+    """It is answered for at the back-stop; what it says later is not sent, its verbs raise."""
+    release, late, over = asyncio.Event(), list[str](), asyncio.Event()
+
+    async def act(turn: Turn) -> Any:
+        if turn.text == "q":
+            await turn.say("next")
+            return None
+        if who == "the handler":
+            await deaf(turn)
+        else:
+            turn.start_soon(deaf(turn))
+        return "refusal"
+
+    async def deaf(turn: Turn) -> None:
+        await turn.say("begin")
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                late.append("swallowed")
+        for verb in (
+            lambda: turn.say("late"),
+            lambda: turn.think("late"),
+            lambda: turn.plan([]),
+            lambda: turn.tool("late").__aenter__(),
+        ):
+            with pytest.raises(TurnOver):
+                await verb()
+        with pytest.raises(TurnOver):
+            turn.start_soon(asyncio.sleep(0))
+        assert not await turn.ask_permission("late")
+        late.append("done")
+        over.set()
+
+    async with prompted(act, limits=Limits(cancel_backstop=0.05)) as session:
+        raw = session.raw
+        await raw.wait("session/update")
+        raw.send(session.cancel())
+        assert await session.reason() == "cancelled"
+        # The session and the very same id are free while it is still there.
+        raw.send(session.prompt("q"))
+        assert await session.reason("q") == "end_turn"
+        raw.frames.clear()
+        raw.send(session.prompt("q"))
+        assert await session.reason("q") == "end_turn"
+        raw.frames.clear()
+        release.set()
+        await asyncio.wait_for(over.wait(), 5)
+        await raw.round_trip()
+        assert len(raw.frames) == 1  # the round trip's own
+        assert late == ["swallowed", "done"]
+
+
+@pytest.mark.covers("R1-94")
+async def test_the_back_stop_of_a_turn_that_is_over_does_not_hit_the_next_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    turns: list[Turn] = []
+    finish = asyncio.Event()
+
+    async def act(turn: Turn) -> None:
+        turns.append(turn)
+        await turn.say(turn.text)
+        if turn.text == "p":
+            await turn.wait_cancelled()
+        else:
+            await finish.wait()
+
+    async with prompted(act, limits=Limits(cancel_backstop=30)) as session:
+        await session.raw.wait("session/update")
+        session.raw.send(session.cancel())
+        assert await session.reason() == "cancelled"
+        session.raw.send(session.prompt("q"))
+        await session.raw.wait("session/update", 2)
+        (over, running), handle = turns, turns[0].backstop
+        assert handle is not None
+        assert handle.cancelled()
+        over.session.backstop_reached(over)  # as if it had come all the same
+        assert not running.cancelled
+        assert not running.over
+        finish.set()
+        assert await session.reason("q") == "end_turn"
+        assert "ignored its cancellation" not in caplog.text
 
 
 @pytest.mark.covers("R1-82")
