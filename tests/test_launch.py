@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from antiphon import StartError
-from antiphon._launch import Pipes, explain, inherit_env, spawn, words_of
+from antiphon._launch import (
+    Pipes,
+    batch_line,
+    environment,
+    explain,
+    find_on_windows,
+    inherit_env,
+    spawn,
+    words_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 def failure(
@@ -158,12 +168,6 @@ def test_a_word_with_a_null_byte_is_refused(argv: list[str]) -> None:
     assert failure(argv) == f"cannot start {argv[0]!r}: embedded null byte"
 
 
-def test_an_odd_environment_is_refused() -> None:
-    assert failure(["sh"], env={"A=B": "c"}) == (
-        "cannot start 'sh': illegal environment variable name"
-    )
-
-
 def test_an_argument_list_that_is_too_long_says_so() -> None:
     assert failure(["sh", "x" * (1 << 22)]) == "cannot start 'sh': Argument list too long"
 
@@ -221,22 +225,7 @@ def test_a_started_program_leads_a_session_of_its_own() -> None:
         pipes.close_ours()
 
 
-def test_on_windows_a_group_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-
-    def popen(words: list[str], **options: Any) -> None:
-        asked.update(options)
-
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)
-    monkeypatch.setattr(subprocess, "Popen", popen)
-
-    spawn(["agent.exe"], None, None, Pipes("null", "null", "inherit"))
-
-    assert asked["creationflags"] == 0x200
-    assert asked["start_new_session"] is False
-    assert asked["stdin"] == subprocess.DEVNULL
-    assert asked["stderr"] is None
+# ---------------------------------------------------------------------- environment
 
 
 @pytest.mark.covers("FF-41")
@@ -255,3 +244,197 @@ def test_an_inherited_environment_has_what_programs_need_and_nothing_else(
     assert env["WANTED"] == "2"
     assert env["LANG"] == "C.UTF-8"
     assert not {"SECRET_X", "UNSET_ANYWHERE", "TZ"} & set(env)
+
+
+@pytest.mark.covers("FF-41")
+def test_a_star_stands_for_all_names_that_begin_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GIT_DIR", "GIT_AUTHOR", "GITHUB_TOKEN", "XGIT_"):
+        monkeypatch.setenv(name, "1")
+
+    env = inherit_env("GIT_*", "NOTHING_BEGINS_SO_*", GIT_DIR="2")
+
+    assert env["GIT_AUTHOR"] == "1"
+    assert env["GIT_DIR"] == "2"  # what is given goes over what is inherited
+    assert not {"GITHUB_TOKEN", "XGIT_"} & set(env)
+    assert set(inherit_env("*")) == set(os.environ)
+
+
+@pytest.mark.parametrize("name", ["GIT_*_DIR", "*_DIR", "G**"])
+def test_a_star_elsewhere_is_a_mistake(name: str) -> None:
+    with pytest.raises(ValueError, match="a \\* stands at the end of a name"):
+        inherit_env(name)
+
+
+@pytest.mark.covers("FF-41")
+@pytest.mark.parametrize("name", ["", "A=B", "=", "A\0"])
+def test_a_name_that_no_variable_can_have_is_refused_everywhere(name: str) -> None:
+    said = f"an environment variable cannot be called {name!r}"
+    ways: list[Callable[[], object]] = [
+        lambda: environment({"PATH": "/bin", name: "secret"}),
+        lambda: inherit_env(name),
+        lambda: inherit_env(**{name: "secret"}),
+    ]
+    for refused in ways:
+        with pytest.raises(ValueError, match=re.escape(said)) as caught:
+            refused()
+        assert "secret" not in str(caught.value)
+
+
+def test_a_value_with_a_nul_is_refused_and_not_shown() -> None:
+    with pytest.raises(ValueError, match="'A' has a NUL in its value") as caught:
+        environment({"A": "secret\0"})
+
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("odd", [{"A": 1}, {"A": None}, {"A": b"x"}, {1: "x"}, {b"A": "x"}])
+def test_what_is_no_string_is_a_mistake_of_type(odd: Any) -> None:
+    with pytest.raises(TypeError, match="no string"):
+        environment(odd)
+
+
+@pytest.mark.covers("FF-41")
+def test_a_policy_is_a_word_or_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_X", "1")
+
+    assert environment(None) is environment("inherit") is None
+    assert environment("essential") == inherit_env()
+    assert environment({"A": "1"}) == {"A": "1"}
+    assert environment({}) == {}
+    with pytest.raises(ValueError, match="not 'inherits'"):
+        environment("inherits")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_mapping_is_copied() -> None:
+    given = {"A": "1"}
+    taken = environment(given)
+    given["A"] = "2"
+
+    assert taken == {"A": "1"}
+
+
+def test_on_windows_names_that_differ_in_case_only_are_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    twice = {"Path": "a", "OTHER": "", "PATH": "b"}
+    assert environment(twice) == twice
+    monkeypatch.setattr(sys, "platform", "win32")
+
+    with pytest.raises(ValueError, match="'Path' and 'PATH' are one on Windows"):
+        environment(twice)
+
+
+# ---------------------------------------------------------------------- Windows
+
+
+@pytest.fixture
+def popen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What Popen is asked for on Windows."""
+    asked: dict[str, Any] = {}
+
+    def popen(command: str | list[str], **options: Any) -> None:
+        asked.update(options, command=command)
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    return asked
+
+
+def test_on_windows_a_group_is_asked_for(popen: dict[str, Any]) -> None:
+    spawn(["agent.exe"], None, None, Pipes("null", "null", "inherit"))
+
+    assert popen["command"] == ["agent.exe"]  # not found: the system may say so
+    assert popen["executable"] is None
+    assert popen["creationflags"] == 0x200
+    assert popen["start_new_session"] is False
+    assert popen["stdin"] == subprocess.DEVNULL
+    assert popen["stderr"] is None
+
+
+@pytest.mark.covers("FF-41")
+def test_on_windows_a_batch_file_is_found_by_its_bare_name_and_run_by_the_shell(
+    tmp_path: Path, popen: dict[str, Any]
+) -> None:
+    (tmp_path / "npx.CMD").touch()
+    env = {"Path": str(tmp_path), "ComSpec": r"C:\Windows\cmd.exe", "PathExt": ".EXE;.CMD"}
+
+    spawn(["npx", "-y", "my agent", 'say "hi" & del %X%'], None, env, Pipes("null", "null", "null"))
+
+    assert popen["executable"] == r"C:\Windows\cmd.exe"
+    assert popen["command"] == (
+        r'"C:\Windows\cmd.exe" /d /e:ON /v:OFF /s /c '
+        f'""{tmp_path}/npx.CMD" "-y" "my agent" '
+        '"say ""hi"" & del %%cd:~,%X%%cd:~,%""'
+    )
+
+
+def test_on_windows_a_program_is_found_by_its_bare_name_and_run_itself(
+    tmp_path: Path, popen: dict[str, Any]
+) -> None:
+    for name in ("agent.EXE", "agent.CMD"):
+        (tmp_path / name).touch()
+    env = {"PATH": f"/nowhere{os.pathsep}{os.pathsep}{tmp_path}"}
+
+    spawn(["agent", r"C:\a folder\x"], None, env, Pipes("null", "null", "null"))
+
+    assert popen["command"] == [f"{tmp_path}/agent.EXE", r"C:\a folder\x"]
+    assert popen["executable"] is None
+
+
+def test_on_windows_a_name_with_its_ending_and_a_path_are_taken_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tool.cmd").touch()
+    (tmp_path / "tool.cmd.EXE").touch()
+    (tmp_path / "script.CMD").touch()
+    on_path, elsewhere = {"PATH": str(tmp_path)}, {"PATH": "/nowhere"}
+
+    assert find_on_windows("tool.cmd", on_path) == f"{tmp_path}/tool.cmd"
+    assert find_on_windows(f"{tmp_path}/script", elsewhere) == f"{tmp_path}/script.CMD"
+    assert find_on_windows("./script", elsewhere) == "./script.CMD"
+    # What lies in the current folder is not a command by that.
+    assert find_on_windows("script", elsewhere) is None
+    assert find_on_windows("script", {}) is None
+
+
+def test_on_windows_our_own_variables_count_where_none_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent.Xyz").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATHEXT", ".Xyz")
+
+    assert find_on_windows("agent", None) == f"{tmp_path}/agent.Xyz"
+
+
+@pytest.mark.parametrize(
+    ("word", "quoted"),
+    [
+        ("", '""'),
+        ("plain", '"plain"'),
+        (r"a\b", r'"a\b"'),
+        ("a\\", '"a\\\\"'),
+        ('"', '""""'),
+        ('a\\"b', '"a\\\\""b"'),
+        ("100%", '"100%%cd:~,%"'),
+        ("^&|<>()!", '"^&|<>()!"'),
+    ],
+)
+def test_a_word_for_a_batch_file_is_quoted_so_that_it_stays_a_word(word: str, quoted: str) -> None:
+    assert batch_line("cmd.exe", ["x.cmd", word]).endswith(f'/s /c ""x.cmd" {quoted}"')
+
+
+@pytest.mark.parametrize("word", ["a\nb", "a\rb", "a\0b"])
+def test_what_no_quoting_keeps_in_a_batch_file_is_refused(
+    word: str, tmp_path: Path, popen: dict[str, Any]
+) -> None:
+    (tmp_path / "x.CMD").touch()
+    env = {"PATH": str(tmp_path)}
+    with pytest.raises(ValueError, match="no line break or NUL") as caught:
+        spawn(["x", word], None, env, Pipes("null", "null", "null"))
+
+    assert explain(caught.value, ["x", word], None, env) == (
+        "cannot start 'x': a batch file takes no line break or NUL in an argument"
+    )

@@ -33,7 +33,9 @@ ARROWS: dict[str, dict[str, str]] = {
         "_errors": "a process that ended too early is a StartError",
         "_guard": "what we start must end even if we are killed",
         "_launch": "starting it",
+        "_windows_job": "what we start must end, on Windows",
     },
+    "_windows_job": {},
     "transports": {
         "_descriptors": "moving bytes",
         "_errors": "what is known of a lost link is in ConnectionClosed",

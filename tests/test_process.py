@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -20,7 +21,6 @@ from antiphon._process import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 PYTHON = [sys.executable, "-S", "-E", "-c"]
 READY = "import os, signal, sys, time\n"
@@ -514,33 +514,6 @@ async def test_a_forked_copy_of_us_kills_nobody(monkeypatch: pytest.MonkeyPatch)
     assert await child.end() == 4
 
 
-async def test_on_windows_the_process_alone_is_terminated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    child = await shell("exec sleep 30")
-    terminated: list[int] = []
-
-    def terminate(self: subprocess.Popen[bytes]) -> None:
-        terminated.append(self.pid)
-        os.kill(self.pid, signal.SIGKILL)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "platform", "win32")
-        patch.setattr(subprocess.Popen, "terminate", terminate)
-        assert await child.end(stdin_grace=0.01) == -9
-
-    assert terminated == [child.pid]
-
-
-async def test_on_windows_a_thread_waits_for_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "platform", "win32")
-        child = await shell("exit 3", stderr="pipe")
-
-        assert await child.wait() == 3
-        assert await child.end() == 3
-
-
 # ------------------------------------------------------------------ standard error
 
 
@@ -578,6 +551,75 @@ async def test_lines_of_standard_error_are_given_as_they_come() -> None:
     await child.end()
 
     assert lines == ["one", "two", "", "€ \ufffd", "last"]
+
+
+async def test_standard_error_can_go_to_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "agent.log"
+    path.write_bytes(b"before\n")
+    lines: list[str] = []
+    child = await Child.start(
+        ["sh", "-c", r"printf 'one\n\377two' >&2"], stderr_file=path, on_stderr_line=lines.append
+    )
+    await child.wait()
+
+    assert child.stderr_tail == "one\n\ufffdtwo"
+    await child.end()
+    assert path.read_bytes() == b"before\none\n\xfftwo"
+    assert lines == ["one", "\ufffdtwo"]
+
+
+async def test_a_new_file_for_standard_error_is_for_its_owner_only(tmp_path: Path) -> None:
+    child = await Child.start(["true"], stderr_file=tmp_path / "agent.log")
+    await child.end()
+
+    assert (tmp_path / "agent.log").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_file_for_standard_error_that_takes_no_more_changes_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    child = await shell(
+        "echo one >&2; read line; echo two >&2; exit 3",
+        stderr="pipe",
+        stderr_file=Path("/dev/full"),
+    )
+    await settles(lambda: "no longer copied" in caplog.text)
+
+    assert await child.end() == 3
+    assert child.stderr_tail == "one\ntwo\n"
+    assert caplog.text.count("standard error is no longer copied to its file: No space left") == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("", "Is a directory"),
+        ("no/folder", "No such file or directory"),
+        ("pipe", "No such device"),
+    ],
+)
+async def test_a_file_for_standard_error_that_cannot_be_written_is_a_start_error(
+    place: str, said: str, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")  # that nobody reads: it must not be waited for
+
+    with pytest.raises(StartError, match="cannot write standard error to '.*': " + said) as caught:
+        await Child.start(["true"], stderr_file=tmp_path / place)
+
+    assert caught.value.command == ["true"]
+
+
+@pytest.mark.parametrize("what", ["pipe", "spawn"])
+async def test_a_start_that_fails_leaves_no_file_for_standard_error_open(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os if what == "pipe" else _process, what, fail)
+
+    with pytest.raises(StartError, match="Too many open files"):
+        await Child.start(["true"], stderr_file=tmp_path / "agent.log")
 
 
 async def test_a_character_that_comes_in_pieces_is_one_character() -> None:

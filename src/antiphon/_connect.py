@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from antiphon._client import Client
 from antiphon._errors import MissingExtra
@@ -18,18 +18,19 @@ from antiphon.sessions import AgentPeer, ClientPeer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from types import TracebackType
 
     from antiphon._agent import Agent
     from antiphon.runtime import TelemetryEvent
-    from antiphon.transports import Transport
+    from antiphon.transports import Environment, Transport
 
 __all__ = ["Connecting", "connect", "run_stdio", "serve", "serve_stdio", "spawn"]
 
 #: While `antiphon run` imports a module: the agents that the module itself asked to have served.
 _left_to_the_command: list[Agent] | None = None
 
+Stderr: TypeAlias = "Callable[[str], object] | os.PathLike[str] | Literal['inherit'] | None"
 Record: TypeAlias = "str | os.PathLike[str] | Callable[[str, bytes], None]"
 Telemetry: TypeAlias = "Callable[[TelemetryEvent], None]"
 
@@ -121,8 +122,8 @@ def spawn(
     *,
     client: Client | None = None,
     cwd: str | os.PathLike[str] | None = None,
-    env: Mapping[str, str] | None = None,
-    stderr: Callable[[str], None] | None = None,
+    env: Environment = None,
+    stderr: Stderr = None,
     unstable: bool = False,
     limits: Limits | None = None,
     record: Record | None = None,
@@ -143,9 +144,12 @@ def spawn(
         argv: the command, one argument each; no shell is involved.
         client: what is lent to the agent and how it is answered; by default nothing, and no.
         cwd: directory of the process; by default ours.
-        env: its whole environment; by default ours.
-        stderr: called with each line it writes to its standard error, which is always drained; the
-            last 64 KiB are kept in `agent.process.stderr_tail` and in errors.
+        env: what it sees of our environment. None or "inherit": all of it, secrets too; agents take
+            their keys from there. "essential": PATH, HOME, LANG and the like. A mapping: exactly
+            that, to be made with `antiphon.transports.inherit_env("NAME", "PREFIX_*", EXTRA="x")`.
+        stderr: a function to be called with each line it writes to its standard error, a path to
+            have it appended to a file, or "inherit" to leave it where ours goes. It is always
+            drained but for the last; then its end is in `agent.process.stderr_tail` and in errors.
         unstable: also offer and call unstable methods.
         limits: what the connection may cost, and how long things may take.
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
@@ -156,6 +160,7 @@ def spawn(
         StartError: the command could not be started, ended, or did not answer `initialize` in time.
         VersionMismatch: it speaks no version that we do.
         RequestError: it refused `initialize` or `authenticate`.
+        ValueError: `env` has an empty name, one with "=", or a NUL; nothing was started.
     """
     if isinstance(argv, (str, bytes)):
         msg = "argv is a list of arguments, not one string; shlex.split makes one of a command line"

@@ -181,7 +181,7 @@ class Guard:
 
     def _discard(self) -> None:
         """Kill a guard that does not listen, before it takes the end of the socket for ours."""
-        if self._pid is not None:
+        if sys.platform != "win32" and self._pid is not None:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
@@ -220,6 +220,8 @@ class Guard:
 
 
 def _gone(pid: int) -> bool:
+    if sys.platform == "win32":
+        raise NotImplementedError
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except OSError:  # somebody waits for all children

@@ -1,7 +1,8 @@
 """Starting a program, and saying in one phrase why it could not be started.
 
-Responsible for the pipes, the call of the operating system, and telling apart whether the working
-directory, the command or its interpreter is at fault. Leaves the running process to `_process`.
+Responsible for the environment, the pipes, the call of the operating system, what Windows needs to
+start a batch file, and telling apart whether the working directory, the command or its interpreter is
+at fault. Leaves the running process to `_process`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from antiphon._errors import StartError
 
@@ -22,7 +24,20 @@ if TYPE_CHECKING:
 
     StrPath = str | os.PathLike[str]
 
-__all__ = ["Pipes", "explain", "inherit_env", "spawn", "words_of"]
+__all__ = [
+    "Environment",
+    "Pipes",
+    "batch_line",
+    "environment",
+    "explain",
+    "find_on_windows",
+    "inherit_env",
+    "spawn",
+    "words_of",
+]
+
+#: What a child is given of our environment; see `environment`.
+Environment: TypeAlias = 'Mapping[str, str] | Literal["inherit", "essential"] | None'
 
 
 class Pipes:
@@ -78,9 +93,14 @@ def spawn(
     """Start the program. Raises what Popen does, for `explain`."""
     # Blocks for no longer than the system takes to begin the program; without waiting there is no
     # moment at which a cancellation could lose a process that has just been started.
+    command: str | list[str] = words
+    shell: str | None = None
+    if sys.platform == "win32":
+        command, shell = _for_windows(words, env)
     return subprocess.Popen(
-        words,
+        command,
         bufsize=0,
+        executable=shell,
         cwd=cwd,
         env=env,
         stdin=pipes.stdin,
@@ -176,6 +196,8 @@ def _explain_program(path: Path, number: int, text: str) -> str:
     return f"cannot start {str(path)!r}: {text}"
 
 
+# ---------------------------------------------------------------------- environment
+
 #: What most programs cannot do without, on any system; nothing of it is secret.
 ESSENTIAL = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "TERM"),
@@ -185,10 +207,141 @@ ESSENTIAL = (
 )
 
 
+def environment(policy: Environment) -> dict[str, str] | None:
+    """The whole environment that a child gets; None for all of ours, as it is when it starts.
+
+    Args:
+        policy: None or "inherit" for all of ours; "essential" for what programs need to find
+            themselves and their user; a mapping for exactly that and nothing else.
+
+    Raises:
+        ValueError: another word; a name that is empty or has a "=" or a NUL in it, a value with a
+            NUL; on Windows, two names that differ in case only. No text shows a value.
+        TypeError: a name or value that is no string.
+    """
+    if policy is None or policy == "inherit":
+        return None
+    if policy == "essential":
+        return inherit_env()
+    if isinstance(policy, str):
+        msg = f'env is "inherit", "essential" or a mapping of names to values, not {policy!r}'
+        raise ValueError(msg)  # noqa: TRY004  (a word of the right type)
+    return _checked(policy)
+
+
 def inherit_env(*names: str, **extra: str) -> dict[str, str]:
-    """Make an environment that leaks no secrets of ours.
+    """Make an environment that has of ours only what is asked for.
 
     It holds the variables that programs need to find themselves and their user (PATH, HOME, LANG,
-    SYSTEMROOT and the like), those called `names` that are set here, and `extra`.
+    SYSTEMROOT and the like), those called `names` that are set here, and `extra`. A name that ends
+    in `*` stands for all that begin so: `inherit_env("GIT_*", "SSH_AUTH_SOCK", DEBUG="1")`.
+
+    Raises:
+        ValueError: a name that no variable can have, or a `*` elsewhere than at the end.
+        TypeError: a value of `extra` that is no string.
     """
-    return {name: os.environ[name] for name in (*ESSENTIAL, *names) if name in os.environ} | extra
+    env = {name: os.environ[name] for name in ESSENTIAL if name in os.environ}
+    for name in names:
+        start = name.removesuffix("*")
+        if "*" in start:
+            msg = f"{name!r}: a * stands at the end of a name"
+            raise ValueError(msg)
+        if start == name:
+            _check_name(name)
+            found = [name] if name in os.environ else []
+        else:
+            found = [other for other in os.environ if other.startswith(start)]
+        env.update((other, os.environ[other]) for other in found)
+    return env | _checked(extra)
+
+
+def _checked(variables: Mapping[str, str]) -> dict[str, str]:
+    seen: dict[str, str] = {}
+    for name, value in variables.items():
+        _check_name(name)
+        if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            msg = f"the environment variable {name!r} has a value that is no string"
+            raise TypeError(msg)
+        if "\0" in value:
+            msg = f"the environment variable {name!r} has a NUL in its value"
+            raise ValueError(msg)
+        if sys.platform == "win32" and seen.setdefault(name.upper(), name) != name:
+            msg = (
+                f"the environment variables {seen[name.upper()]!r} and {name!r} are one on Windows"
+            )
+            raise ValueError(msg)
+    return dict(variables)
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        msg = f"the name {name!r} of an environment variable is no string"
+        raise TypeError(msg)
+    if not name or "=" in name or "\0" in name:
+        msg = f"an environment variable cannot be called {name!r}"
+        raise ValueError(msg)
+
+
+# ---------------------------------------------------------------------- Windows
+
+
+def _for_windows(
+    words: list[str], env: Mapping[str, str] | None
+) -> tuple[str | list[str], str | None]:
+    """What CreateProcess needs for this command: a command line, and the shell if it takes one."""
+    path = find_on_windows(words[0], env)
+    if path is None:
+        return words, None  # let the system say so
+    if not path.lower().endswith((".cmd", ".bat")):
+        return [path, *words[1:]], None
+    shell = _variable(env, "COMSPEC") or "cmd.exe"
+    return batch_line(shell, [path, *words[1:]]), shell
+
+
+def find_on_windows(command: str, env: Mapping[str, str] | None) -> str | None:
+    """The file that a command means: CreateProcess itself adds no ending but `.exe`.
+
+    `npx` is `npx.cmd`. The endings are those of PATHEXT. A bare name is searched in the PATH of
+    `env` alone, not in the current folder: what happens to lie there must not be run.
+    """
+    endings = (_variable(env, "PATHEXT") or ".COM;.EXE;.BAT;.CMD").split(";")
+    folders = [""]
+    if not re.search(r"[\\/:]", command):
+        folders = [entry for entry in _variable(env, "PATH").split(os.pathsep) if entry]
+    for folder in folders:
+        base = os.path.join(folder, command)  # noqa: PTH118  (as text: "./x" is not "x")
+        named = [base] if Path(command).suffix.upper() in map(str.upper, endings) else []
+        for path in (*named, *(base + ending for ending in endings if ending)):
+            if Path(path).is_file():
+                return path
+    return None
+
+
+def _variable(env: Mapping[str, str] | None, name: str) -> str:
+    """A variable by its name in any case, as on Windows; "" if there is none."""
+    for other, value in (os.environ if env is None else env).items():
+        if other.upper() == name:
+            return value
+    return ""
+
+
+def batch_line(shell: str, words: list[str]) -> str:
+    """The command line by which `cmd.exe` runs a batch file with exactly these arguments.
+
+    A batch file is text that `cmd.exe` reads, and it would act on what an argument contains. So every
+    word is quoted; quotes are doubled; a percent sign is followed by an expansion of nothing, since
+    it cannot be escaped; and delayed expansion is off.
+
+    Raises:
+        ValueError: a line break, which no quoting keeps, or a NUL.
+    """
+    quoted: list[str] = []
+    for word in words:
+        if re.search(r"[\r\n\0]", word):
+            msg = "a batch file takes no line break or NUL in an argument"
+            raise ValueError(msg)
+        # The program behind the batch file reads backslashes before a quote as escapes.
+        text = re.sub(r'(\\*)"', r'\1\1""', word)
+        text = re.sub(r"(\\+)$", r"\1\1", text)
+        quoted.append(f'"{text.replace("%", "%%cd:~,%")}"')
+    return f'"{shell}" /d /e:ON /v:OFF /s /c "{" ".join(quoted)}"'

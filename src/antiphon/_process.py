@@ -9,7 +9,8 @@ before they report an exit (3.12, 3.13), and hand each chunk through one more tu
 
 * Every child is the leader of a session and process group of its own, so that Ctrl-C at our
   terminal does not hit it and a signal reaches what it has started. What leaves the group
-  (`setsid`, daemons) cannot be followed and survives.
+  (`setsid`, daemons) cannot be followed and survives. On Windows a job object (`_windows_job`) takes
+  the place of the group, which nothing leaves; there is no signal that it could heed, only the end.
 * The exit is seen on a pidfd where the system has one, else by a thread. The child is then left a
   zombie until `end`, on purpose: as long as it is one, nobody else can be given its number, and
   signalling its group is safe.
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from antiphon._descriptors import Reader
     from antiphon._launch import StrPath
+    from antiphon._windows_job import Job
 
 __all__ = ["Child"]
 
@@ -86,10 +88,12 @@ class Child:
         self._stdout = -1
         self._stderr: Reader | None = None
         self._tail = _Tail(TAIL_BYTES)
+        self._copy: _Copy | None = None
         self._lines: _Lines | None = None
         self._returncode: int | None = None
         self._reaped = False
         self._group_gone = False
+        self._job: Job | None = None  # on Windows
         self._pidfd = -1
         self._thread: threading.Thread | None = None
         self._found: tuple[int, bool] | None = None  # by the thread
@@ -108,6 +112,7 @@ class Child:
         stdin: Literal["pipe", "null"] = "pipe",
         stdout: Literal["pipe", "null"] = "pipe",
         stderr: Literal["pipe", "stdout", "inherit", "null"] = "pipe",
+        stderr_file: os.PathLike[str] | None = None,
         on_stderr_line: Callable[[str], object] | None = None,
     ) -> Child:
         """Start `argv`, without a shell.
@@ -116,11 +121,13 @@ class Child:
             argv: the command and its arguments. A bare name is searched in the PATH of `env`;
                 a relative path with a slash starts at `cwd`.
             cwd: its working directory; None for ours.
-            env: its whole environment; None to inherit all of ours. See `inherit_env`.
+            env: its whole environment; None to inherit all of ours. See `_launch.environment`.
             stdin: "pipe" (see `take_stdin`) or "null". It never inherits ours.
             stdout: "pipe" (see `take_stdout`) or "null".
             stderr: "pipe" is drained by us, and its end kept in `stderr_tail`; "stdout" joins the
                 two; "inherit" leaves it at ours.
+            stderr_file: a piped standard error is appended to this file too, which only its owner
+                can read if it is new. A file that takes no more is logged once and changes nothing.
             on_stderr_line: called on the loop with each line of a piped standard error, without
                 its end; bad UTF-8 is replaced, and what exceeds 64 KiB comes in pieces. What it
                 raises is logged and changes nothing.
@@ -130,25 +137,33 @@ class Child:
                 milliseconds and is never suspended, so it cannot be cancelled half-way.
         """
         words = words_of(argv)
+        copy = _Copy(stderr_file, words) if stderr_file is not None else None
         try:
             pipes = Pipes(stdin, stdout, stderr)
         except OSError as error:
+            if copy is not None:
+                copy.close()
             reason = f"cannot make pipes: {error.strerror}"
             raise StartError(reason, command=words) from error
         try:
             process = spawn(words, cwd, env, pipes)
         except (OSError, ValueError) as error:
             pipes.close_ours()
+            if copy is not None:
+                copy.close()
             reason = explain(error, words, cwd, env)
             raise StartError(reason, command=words) from error
         finally:
             pipes.close_theirs()
         child = cls(process, words)
         child._stdin, child._stdout = pipes.our_stdin, pipes.our_stdout
+        child._copy = copy
         if pipes.our_stderr >= 0:
             child._drain_stderr(pipes.our_stderr, on_stderr_line)
         _living.add(child)
-        if sys.platform != "win32":
+        if sys.platform == "win32":
+            child._job = _job_of(child.pid)
+        else:
             # After the start: the child begins meanwhile. What is lost is a moment in which we
             # could be killed unnoticed.
             guard.add(child.pid)
@@ -164,6 +179,8 @@ class Child:
 
     def _stderr_received(self, data: bytes) -> None:
         self._tail.add(data)
+        if self._copy is not None:
+            self._copy.write(data)
         if self._lines is not None:
             self._lines.feed(data)
 
@@ -288,10 +305,13 @@ class Child:
     def signal_group(self, number: int) -> None:
         """Send a signal to the process and all of its group; nothing happens if they are gone.
 
-        On Windows the process is terminated, whatever the signal, and nothing else is.
+        On Windows, whatever the signal, everything in its job is terminated; the process alone
+        where the system has refused a job.
         """
         if sys.platform == "win32":
-            if self._returncode is None:
+            if self._job is not None:
+                self._job.terminate()
+            elif self._returncode is None:
                 self._process.terminate()
         elif not self._group_gone:
             try:
@@ -363,11 +383,15 @@ class Child:
             self._reap()
             self._group_gone = True
             guard.remove(self.pid)
+        if self._job is not None:
+            self._job.close()  # which ends what has outlived the process
         if self._stderr is not None:
             self._stderr.drain(TAIL_BYTES * 2)
             self._stderr.close()
             self._stderr_ended(None)
             self._stderr = None
+        if self._copy is not None:
+            self._copy.close()
         for fd in (self.take_stdin(), self.take_stdout()):
             if fd >= 0:
                 os.close(fd)
@@ -381,7 +405,7 @@ class Child:
             self._thread.join(BLOCKING_KILL_WAIT)
             if self._found is not None:
                 self._exited(*self._found)
-        elif self._returncode is None and self._pidfd >= 0:
+        elif sys.platform != "win32" and self._returncode is None and self._pidfd >= 0:
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
             poll.poll(BLOCKING_KILL_WAIT * 1000)
@@ -402,11 +426,25 @@ def _kill_the_living() -> None:
     guard.close()
 
 
-_KILL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
+if sys.platform == "win32":
+    _KILL = signal.SIGTERM
+else:
+    _KILL = signal.SIGKILL
+
+
+def _job_of(pid: int) -> Job | None:
+    from antiphon import _windows_job
+
+    job = _windows_job.job_of(pid, _windows_job.kernel32())
+    if job is None:
+        logger.warning("what process %d starts cannot be ended with it: it got no job object", pid)
+    return job
 
 
 def _peek(pid: int) -> tuple[int, bool] | None:
     """The exit status of a child that has ended, and whether it is reaped; None if it runs."""
+    if sys.platform == "win32":
+        raise NotImplementedError
     try:
         if not hasattr(os, "waitid"):  # macOS before 3.13
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -488,6 +526,35 @@ class _Tail:
         if self._cut:  # not in the middle of a character
             data = data.lstrip(bytes(range(0x80, 0xC0)))
         return data.decode("utf-8", "replace")
+
+
+class _Copy:
+    """Appends a byte stream to a file, and gives up on a file that takes no more."""
+
+    def __init__(self, path: os.PathLike[str], command: list[str]) -> None:
+        # A named pipe is taken only if it has a reader, and one that does not read is given up.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            self._fd = os.open(path, flags, 0o600)
+        except (OSError, ValueError) as error:
+            text = error.strerror if isinstance(error, OSError) else error
+            reason = f"cannot write standard error to {os.fspath(path)!r}: {text}"
+            raise StartError(reason, command=command) from error
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest and self._fd >= 0:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            logger.warning("standard error is no longer copied to its file: %s", error.strerror)
+            self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class _Lines:

@@ -46,7 +46,7 @@ from antiphon.sessions import Update
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
     from types import TracebackType
     from typing import Literal
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from antiphon.core import Limits
     from antiphon.schema import v1, v1_unstable
     from antiphon.sessions import Extensions, Observer, PromptOutcome
-    from antiphon.transports import Transport
+    from antiphon.transports import Environment, Transport
 
     Prompt: TypeAlias = str | v1.ContentBlock | Sequence[str | v1.ContentBlock]
     Decide: TypeAlias = Callable[[v1.RequestPermissionRequest, Any], Decision | Awaitable[Decision]]
@@ -74,8 +74,8 @@ def spawn(
     client: Client | None = None,
     permissions: Permissions | None = None,
     cwd: str | os.PathLike[str] | None = None,
-    env: Mapping[str, str] | None = None,
-    stderr: Callable[[str], None] | None = None,
+    env: Environment = None,
+    stderr: _connect.Stderr = None,
     unstable: bool = False,
     limits: Limits | None = None,
     record: _connect.Record | None = None,
@@ -93,8 +93,8 @@ def spawn(
         permissions: how permission requests are decided, instead of as `client` says. May be a
             plain function of (params, ctx).
         cwd: directory of the process; by default ours.
-        env: its whole environment; by default ours.
-        stderr: called with each line it writes to its standard error.
+        env: what it sees of our environment, as for `antiphon.spawn`; by default all of it.
+        stderr: called with each line it writes to its standard error; or a path, or "inherit".
         unstable: also offer and call unstable methods.
         limits: what the connection may cost, and how long things may take.
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).

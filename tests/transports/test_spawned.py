@@ -13,9 +13,10 @@ from tests.transports.receiver import Recorder
 
 from antiphon import ConnectionClosed, Limits, LocalProtocolError, StartError, _descriptors
 from antiphon.core import Fault
-from antiphon.transports import ProcessTransport, _spawned, _stream
+from antiphon.transports import ProcessTransport, _spawned, _stream, inherit_env
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 PYTHON = [sys.executable, "-S", "-E", "-c"]
@@ -314,6 +315,50 @@ async def test_standard_error_can_be_left_alone(capfd: pytest.CaptureFixture[str
 
     assert capfd.readouterr().err == "one\n"
     assert transport.stderr_tail == ""
+
+
+async def test_standard_error_can_go_to_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "agent.log"
+    transport = shell("echo one >&2; echo two >&2", stderr=path)
+    receiver = await begin(transport)
+    await receiver.lost.wait()
+    await transport.aclose()
+
+    assert path.read_text() == "one\ntwo\n"
+    assert receiver.error.stderr_tail == "one\ntwo\n"
+
+
+@pytest.mark.covers("FF-41")
+@pytest.mark.parametrize(
+    ("env", "seen"),
+    [
+        (lambda: None, "s3cret,here,"),
+        (lambda: "inherit", "s3cret,here,"),
+        (lambda: "essential", ",here,"),
+        (lambda: {"ADDED": "1"}, ",,1"),
+        (lambda: inherit_env("SECRET_*", ADDED="1"), "s3cret,here,1"),
+        (lambda: inherit_env(ADDED="1"), ",here,1"),
+    ],
+)
+async def test_what_is_seen_of_our_environment_is_what_was_allowed(
+    env: Callable[[], Any], seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_X", "s3cret")
+    monkeypatch.setenv("LANG", "here")
+    transport = ProcessTransport(
+        ["/bin/sh", "-c", 'echo "$SECRET_X,$LANG,$ADDED"; read line'], env=env()
+    )
+    receiver = await begin(transport)
+
+    assert await receiver.have(1) == [seen.encode()]
+    await transport.aclose()
+
+
+@pytest.mark.covers("FF-41")
+@pytest.mark.parametrize("name", ["", "A=B", "A\0"])
+def test_an_environment_that_is_none_is_refused_before_anything_starts(name: str) -> None:
+    with pytest.raises(ValueError, match="an environment variable cannot be called"):
+        ProcessTransport(["cat"], env={name: "1"})
 
 
 @pytest.mark.covers("R1-5")

@@ -10,13 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from antiphon._launch import inherit_env
+    from antiphon._launch import Environment, inherit_env
     from antiphon.transports._memory import MemoryTransport, memory_pair
     from antiphon.transports._spawned import ProcessTransport
     from antiphon.transports._stdio import StdioTransport, secure_stdio
     from antiphon.transports._transport import Receiver, Transport
 
 __all__ = [
+    "Environment",
     "MemoryTransport",
     "ProcessTransport",
     "Receiver",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Environment": "antiphon._launch",
     "MemoryTransport": "antiphon.transports._memory",
     "ProcessTransport": "antiphon.transports._spawned",
     "Receiver": "antiphon.transports._transport",

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from antiphon._errors import ConnectionClosed
+from antiphon._launch import environment
 from antiphon._process import Child
 from antiphon.transports._stream import StreamTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from antiphon._launch import StrPath
+    from antiphon._launch import Environment, StrPath
     from antiphon.core import Limits
     from antiphon.transports._transport import Receiver
 
@@ -44,13 +45,19 @@ class ProcessTransport(StreamTransport):
     Args:
         argv: command and arguments, run without a shell.
         cwd: working directory; None for ours.
-        env: the whole environment; None to inherit ours with all that is in it.
-            `inherit_env` makes one without secrets.
-        stderr: None to keep only the tail, a function to be called with each line as well, or
-            "inherit" to leave standard error where ours goes (then there is no tail).
+        env: what it is given of our environment. None or "inherit": all that is in it, secrets too.
+            "essential": what programs need to find themselves and their user. A mapping: exactly
+            that; `inherit_env` makes one of the essential, of names, and of what is added.
+        stderr: None to keep only the tail; a function to be called with each line as well; a path,
+            to have all of it appended to that file as well; or "inherit" to leave standard error
+            where ours goes (then there is no tail).
         limits: `frame_bytes` is used.
         stdin_grace: seconds from closing standard input to TERM.
         term_grace: seconds from TERM to KILL.
+
+    Raises:
+        ValueError: `env` is no environment: an empty name, a name with "=", a NUL.
+        TypeError: a name or value in `env` is no string.
     """
 
     def __init__(
@@ -58,8 +65,8 @@ class ProcessTransport(StreamTransport):
         argv: Sequence[StrPath],
         *,
         cwd: StrPath | None = None,
-        env: Mapping[str, str] | None = None,
-        stderr: Callable[[str], object] | Literal["inherit"] | None = None,
+        env: Environment = None,
+        stderr: Callable[[str], object] | os.PathLike[str] | Literal["inherit"] | None = None,
         limits: Limits | None = None,
         stdin_grace: float = 2.0,
         term_grace: float = 2.0,
@@ -67,7 +74,7 @@ class ProcessTransport(StreamTransport):
         super().__init__(limits)
         self._argv = argv
         self._cwd = cwd
-        self._env = env
+        self._env = environment(env)
         self._stderr = stderr
         self._stdin_grace = stdin_grace
         self._term_grace = term_grace
@@ -100,16 +107,19 @@ class ProcessTransport(StreamTransport):
 
         Raises:
             StartError: it could not be started, within milliseconds; the text says whether the
-                command, its interpreter or the working directory is at fault. One that ends right
-                after is `connection_lost`.
+                command, its interpreter, the working directory or the file for standard error is
+                at fault. One that ends right after is `connection_lost`.
         """
         self._claim(receiver)
+        function = self._stderr if callable(self._stderr) else None
+        place = None if callable(self._stderr) else self._stderr
         child = await Child.start(
             self._argv,
             cwd=self._cwd,
             env=self._env,
-            stderr="inherit" if isinstance(self._stderr, str) else "pipe",
-            on_stderr_line=None if isinstance(self._stderr, str) else self._stderr,
+            stderr="inherit" if isinstance(place, str) else "pipe",
+            stderr_file=None if isinstance(place, str) else place,
+            on_stderr_line=function,
         )
         self._child = child
         try:
