@@ -232,6 +232,18 @@ def echo() -> None:
     until_the_client_leaves()
 
 
+def sees() -> None:
+    """Says what it sees of these variables."""
+    message = prompt()
+    say(
+        " ".join(
+            os.environ.get(name, "-") for name in message["params"]["prompt"][0]["text"].split()
+        )
+    )
+    end(message)
+    until_the_client_leaves()
+
+
 def mutters() -> None:
     message = prompt()
     say("so")

@@ -207,6 +207,9 @@ def test_silence_of_the_agent_has_a_limit_of_its_own() -> None:
         (["--timeout", "0", "x"], "number of seconds"),
         (["--permissions", "maybe", "x"], "invalid choice"),
         (["--record", "/no/such/folder/x", "x"], "--record"),
+        (["--env", "NAME", "x"], "--env 'NAME' is no NAME=VALUE"),
+        (["--env", "=secret", "x"], "--env '' is no NAME=VALUE"),
+        (["--env-policy", "none", "x"], "invalid choice"),
         (["--no-such-option", "x"], "unrecognized"),
     ],
 )
@@ -255,6 +258,33 @@ def test_writes_and_commands_that_nobody_asked_about_are_decided_by_the_same_pol
     assert ran.out == f"{done} {done}"
     assert (tmp_path / "odd.txt").exists() is done
     assert (tmp_path / "ran.txt").exists() is done
+
+
+@pytest.mark.covers("FF-41")
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ([], "s3cret here -"),
+        (["--env", "ADDED=a=b c"], "s3cret here a=b c"),
+        (["--env-policy", "inherit", "--env", "SECRET_X=", "--env", "ADDED=1"], " here 1"),
+        (["--env-policy", "essential"], "- here -"),
+        (["--env-policy", "essential", "--env", "ADDED=1", "--env", "ADDED=2"], "- here 2"),
+    ],
+)
+def test_the_agent_sees_of_our_environment_what_it_may(options: list[str], seen: str) -> None:
+    ran = antiphon(
+        *("prompt", "--agent", odd("sees"), *options, "SECRET_X LANG ADDED"),
+        env={"SECRET_X": "s3cret", "LANG": "here"},
+    )
+
+    assert ran.out.rstrip("\n") == seen
+
+
+def test_the_help_says_what_the_agent_sees_of_our_environment() -> None:
+    text = " ".join(antiphon("prompt", "--help").out.split())
+
+    assert "all of it (the default" in text
+    assert "--env NAME=VALUE" in text
 
 
 def test_record_keeps_the_wire_in_both_directions(tmp_path: Path) -> None:

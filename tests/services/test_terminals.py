@@ -520,9 +520,18 @@ async def test_the_environment_is_the_essential_one_then_ours_then_the_agents(
     assert env["AGENTS"] == "a=b c"
     assert env["TWICE"] == "2"
     await terminals.aclose()
-    terminals = Terminals(env=os.environ)
-    assert (await environment(Agent(terminals, Ctx(root))))["SECRET_X"] == "1"
+    for all_of_it in (os.environ, "inherit"):
+        terminals = Terminals(env=all_of_it)
+        assert (await environment(Agent(terminals, Ctx(root))))["SECRET_X"] == "1"
+        await terminals.aclose()
+    terminals = Terminals(env="essential")
+    assert "SECRET_X" not in await environment(Agent(terminals, Ctx(root)))
     await terminals.aclose()
+
+
+def test_an_environment_for_commands_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="cannot be called ''"):
+        Terminals(env={"": "1"})
 
 
 @pytest.mark.parametrize(("name", "value"), [("", "1"), ("A=B", "1"), ("A\0", "1"), ("A", "\0")])

@@ -131,6 +131,20 @@ def _parser() -> argparse.ArgumentParser:
     prompt.add_argument(
         "--cwd", metavar="DIR", default=".", help="the session's folder (default: here)"
     )
+    prompt.add_argument(
+        "--env",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="set a variable in the agent's environment; may be repeated",
+    )
+    prompt.add_argument(
+        "--env-policy",
+        choices=("inherit", "essential"),
+        default="inherit",
+        help="what the agent sees of your environment: all of it (the default: agents take their "
+        "keys from there), or PATH, HOME, LANG and the like alone",
+    )
     prompt.add_argument("--json", action="store_true", help=_JSON_HELP)
     prompt.add_argument(
         "--permissions",

@@ -31,6 +31,7 @@ def run(options: argparse.Namespace) -> int:
     argv = _agent_command(options.agent)
     cwd = folder(options.cwd)
     record = _record(options.record)
+    env = _environment(options.env_policy, options.env)
     policy: Policy = options.permissions or ("ask" if can_ask() else "deny")
     reason = f"--permissions {policy}" if options.permissions else f"{policy} without a terminal"
     output = Output()
@@ -56,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
     job = Job(
         argv=argv,
         cwd=cwd,
+        env=env,
         text=text,
         started=options.started,
         timeout=options.timeout,
@@ -102,6 +104,20 @@ def _agent_command(text: str | None) -> list[str]:
     if not argv:
         raise UsageError("antiphon prompt: --agent is empty")
     return argv
+
+
+def _environment(policy: str, added: list[str]) -> dict[str, str] | None:
+    """The agent's whole environment; None for ours as it is."""
+    if policy == "inherit" and not added:
+        return None
+
+    from antiphon.transports import inherit_env
+
+    words = [text.partition("=") for text in added]
+    if odd := [name for name, equals, _ in words if not (name and equals)]:
+        raise UsageError(f"antiphon prompt: --env {odd[0]!r} is no NAME=VALUE")
+    extra = {name: value for name, _, value in words}  # of a name that comes twice, the last counts
+    return {**os.environ, **extra} if policy == "inherit" else inherit_env(**extra)
 
 
 def _record(text: str | None) -> str | None:

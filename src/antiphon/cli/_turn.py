@@ -55,6 +55,7 @@ class Job(msgspec.Struct, kw_only=True):
     cwd: str
     text: str
     started: float
+    env: dict[str, str] | None = None
     timeout: float | None = None
     silence: float | None = 600.0
     record: str | None = None
@@ -267,6 +268,7 @@ class Run:
         async with spawn(
             job.argv,
             client=client,
+            env=job.env,
             limits=limits,
             record=job.record,
             stderr=self._agent_stderr if job.verbose else None,

@@ -28,7 +28,7 @@ import msgspec
 
 from antiphon._descriptors import open_reader
 from antiphon._errors import InternalError, ResourceNotFound, StartError
-from antiphon._launch import inherit_env
+from antiphon._launch import environment, inherit_env
 from antiphon._process import Child
 from antiphon.schema import v1
 from antiphon.services._confine import Pins, not_found
@@ -37,6 +37,7 @@ from antiphon.services._context import Operation, permit, refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from antiphon._launch import Environment
     from antiphon.schema import v1_unstable
     from antiphon.services._confine import Place
     from antiphon.services._context import Guard, ServiceContext
@@ -71,8 +72,9 @@ class Terminals:
     Args:
         roots: where commands may be started. None given: the session's own directories.
         guard: asked before each command (see `Operation`); anything but True refuses.
-        env: variables that commands get besides the essential ones of `inherit_env`; what the
-            agent sends goes over both. `os.environ` passes on everything.
+        env: what commands see of our environment. None or "essential": the essential variables of
+            `inherit_env`. A mapping: those, and its own. "inherit": all of ours. What the agent
+            sends goes over it.
         shell_fallback: agents send whole shell lines as `command`. If it is True, a command
             without arguments that names no program and is more than a plain word is run by
             `/bin/sh -c`; the guard is asked about the full line. Arguments never reach a shell.
@@ -83,6 +85,7 @@ class Terminals:
 
     Raises:
         OSError: a root does not exist or is no directory.
+        ValueError: `env` has an empty name, one with "=", or a NUL.
         NotImplementedError: this system has no directory descriptors.
     """
 
@@ -90,14 +93,16 @@ class Terminals:
         self,
         *roots: str | os.PathLike[str],
         guard: Guard | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Environment = None,
         shell_fallback: bool = True,
         output_bytes: int = OUTPUT_BYTES,
         per_session: int = TERMINALS,
         kill_grace: float = KILL_GRACE,
     ) -> None:
         self.guard = guard
-        self.env = dict(env or {})
+        environment(env)  # refuses what is none
+        self.env = {} if env is None or isinstance(env, str) else dict(env)
+        self.inherits_all = env == "inherit"
         self.shell_fallback = shell_fallback
         self.output_bytes = output_bytes
         self.per_session = per_session
@@ -127,7 +132,8 @@ class Terminals:
             raise refusal("command_invalid")
         session = self._session(ctx.session_id)
         with self._locate(_or(params.cwd, None), ctx) as place:
-            env = {**inherit_env(), **self.env, "PWD": place.path, **added}
+            ours = os.environ if self.inherits_all else inherit_env()
+            env = {**ours, **self.env, "PWD": place.path, **added}
             argv, title = self._command(params.command, args, env, place)
             if len(session.terminals) + session.starting >= self.per_session:
                 facts = {"reason": "too_many_terminals", "limit": self.per_session}
