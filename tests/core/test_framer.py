@@ -251,6 +251,20 @@ def test_framer_loses_nothing_of_10_000_frames_in_random_chunks() -> None:
     assert framer.buffered == 0
 
 
+@pytest.mark.covers("FF-08")
+@pytest.mark.parametrize("chunk", [1, 7, 5000, 1 << 20])
+@pytest.mark.parametrize("size", [0, 1, 4096, 10_000, 200_000])
+def test_the_beginning_of_a_line_without_an_end_is_told(chunk: int, size: int) -> None:
+    framer = LineFramer(100_000)
+    assert framer.unfinished == b""
+    line = b"Password: " + b"." * size
+    for data in (b"first\n", *(line[n : n + chunk] for n in range(0, len(line), chunk))):
+        framer.feed(data)
+    assert framer.unfinished == line[:4096]
+    framer.feed(b"\n")
+    assert framer.unfinished == b""
+
+
 @pytest.mark.covers("FF-02")
 def test_time_grows_with_the_size_of_a_frame_and_not_with_its_square() -> None:
     def seconds(mebibytes: int) -> float:

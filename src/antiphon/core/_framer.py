@@ -78,6 +78,11 @@ class LineFramer:
         """Bytes of an unfinished line held in memory; the ends kept of a refused one count."""
         return self._held + len(self._head) + len(self._tail)
 
+    @property
+    def unfinished(self) -> bytes:
+        """The beginning of a line whose end has not come, at most 4 KiB; b"" where there is none."""
+        return self._head if self._skipped else b"".join(self._pieces)[:KEPT]
+
     def feed(self, chunk: bytes) -> list[bytes | Fault]:
         """Take the next bytes of the stream, however many; return the frames they complete.
 

@@ -286,7 +286,8 @@ class AgentPeer(Peer, AgentCalls):
     def _start_error(
         self, reason: str, error: ConnectionClosed | None = None, *, timed_out: bool = False
     ) -> StartError:
-        noise = self.connection.noise.decode("utf-8", "replace").strip()
+        unfinished: bytes = getattr(self.transport, "unfinished", b"")
+        noise = b"\n".join((self.connection.noise, unfinished)).decode("utf-8", "replace").strip()
         if noise:
             reason += f"; it wrote what is no protocol message: {noise[:500]!r}"
         process = self.process

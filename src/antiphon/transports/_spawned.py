@@ -102,6 +102,11 @@ class ProcessTransport(StreamTransport):
         """The end of its standard error so far, at most 64 KiB."""
         return "" if self._child is None else self._child.stderr_tail
 
+    @property
+    def unfinished(self) -> bytes:
+        """The beginning of a line that it has written without an end; a question to a person, perhaps."""
+        return self._framer.unfinished
+
     async def start(self, receiver: Receiver) -> None:
         """Start the process and begin to deliver.
 
