@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from antiphon.testing._faults import ByteTransport, Faults, byte_pair
     from antiphon.testing._pairs import (
         joined,
         raw_agent,
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
     from antiphon.transports import memory_pair
 
 __all__ = [
+    "ByteTransport",
+    "Faults",
     "RawPeer",
     "Stuck",
     "VirtualTimeLoop",
+    "byte_pair",
     "joined",
     "memory_pair",
     "raw_agent",
@@ -35,9 +39,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ByteTransport": "antiphon.testing._faults",
+    "Faults": "antiphon.testing._faults",
     "RawPeer": "antiphon.testing._raw_peer",
     "Stuck": "antiphon.testing._virtual_time",
     "VirtualTimeLoop": "antiphon.testing._virtual_time",
+    "byte_pair": "antiphon.testing._faults",
     "joined": "antiphon.testing._pairs",
     "memory_pair": "antiphon.transports",
     "raw_agent": "antiphon.testing._pairs",

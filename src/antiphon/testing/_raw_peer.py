@@ -59,6 +59,7 @@ class RawPeer:
         lost: set when the link is gone.
         error: why it is gone; None for an orderly end.
         room: "pause" and "resume", as the transport asked.
+        on_frames: called inside a delivery, after its frames were kept; by default nothing is.
     """
 
     def __init__(self, transport: Transport, bound: float = 10.0) -> None:
@@ -72,6 +73,7 @@ class RawPeer:
         self.lost = asyncio.Event()
         self.error: Exception | None = None
         self.room: list[str] = []
+        self.on_frames: Callable[[list[bytes | Fault]], object] | None = None
         #: Everything that came, objects decoded, and which of it was expected.
         self._came: list[Message | bytes | Fault] = []
         self._expected: set[int] = set()
@@ -292,6 +294,8 @@ class RawPeer:
             else:
                 self._came.append(frame)
         self._changed.set()
+        if self.on_frames is not None:
+            self.on_frames(frames)
 
     def input_ended(self) -> None:
         """Note the end of what the other side sends."""

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from antiphon import AgentPeer
-    from antiphon.testing import RawPeer
+    from antiphon.testing import ByteTransport, RawPeer
     from antiphon.transports import MemoryTransport
 
 __all__ = [
+    "antiphon_byte_pair",
     "antiphon_memory_pair",
     "antiphon_raw_agent",
     "antiphon_raw_client",
@@ -32,6 +33,14 @@ def antiphon_memory_pair() -> Callable[[], tuple[MemoryTransport, MemoryTranspor
     from antiphon.testing import memory_pair
 
     return memory_pair
+
+
+@pytest.fixture
+def antiphon_byte_pair() -> Callable[..., tuple[ByteTransport, ByteTransport]]:
+    """`antiphon.testing.byte_pair`: two transports joined by a simulated stream, with faults."""
+    from antiphon.testing import byte_pair
+
+    return byte_pair
 
 
 @pytest.fixture
