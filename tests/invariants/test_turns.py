@@ -233,12 +233,15 @@ async def test_a_cancel_of_an_idle_session_is_silent_and_hits_no_later_turn() ->
 )
 async def test_a_turn_cancelled_twice_is_answered_once() -> None:
     async def play(turn: Turn) -> None:
+        await turn.say("begun")
         async with asyncio.timeout(5):
             await turn.wait_cancelled()
 
     async with raw_client(Played(play)) as raw:
         session_id = await new_session(raw)
-        raw.send(prompt(7, session_id), cancel(session_id), cancel(session_id))
+        raw.send(prompt(7, session_id))
+        await raw.wait("session/update")
+        raw.send(cancel(session_id), cancel(session_id))
         answer = await raw.answer_to(7)
         raw.send(cancel(session_id))
         await raw.round_trip()
@@ -615,12 +618,14 @@ async def test_a_cancel_right_behind_a_prompt_hits_it_before_it_runs_and_no_late
 async def test_a_prompt_whose_request_is_cancelled_is_answered_once_and_its_id_is_free() -> None:
     async def play(turn: Turn) -> None:
         if turn.text == "first":
+            await turn.say("begun")
             async with asyncio.timeout(5):
                 await turn.wait_cancelled()
 
     async with raw_client(Played(play)) as raw:
         session_id = await new_session(raw)
         raw.send(prompt(7, session_id, "first"))
+        await raw.wait("session/update")
         raw.send(raw.notification("$/cancel_request", {"requestId": 7}))
         first = await raw.answer_to(7)
         await raw.round_trip()

@@ -15,7 +15,7 @@ from antiphon.sessions._turn_states import TABLE, Effect, Event, State, Step, Tu
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WITH_A_TURN = frozenset((State.PROMPTING, State.CANCELLING, State.ENDING))
+WITH_A_TURN = frozenset((State.STARTING, State.PROMPTING, State.CANCELLING, State.ENDING))
 OF_A_TURN = frozenset(
     (
         Event.PROMPT_CANCELLED,
@@ -34,7 +34,9 @@ OF_A_TURN = frozenset(
 #: What a session may tell as well, with no turn named.
 FROM_SESSIONS = frozenset((Event.TURN_UPDATE,))
 REFUSALS = frozenset((Effect.REFUSE_IN_FLIGHT, Effect.REFUSE_LOADING, Effect.REFUSE_CLOSING))
-ANSWERS = frozenset((Effect.ANSWER, Effect.ANSWER_CANCELLED, Effect.ANSWER_ERROR))
+ANSWERS = frozenset(
+    (Effect.ANSWER, Effect.ANSWER_CANCELLED, Effect.ANSWER_AT_ONCE, Effect.ANSWER_ERROR)
+)
 
 
 def entries() -> Iterator[tuple[Event, State, Step]]:
@@ -71,9 +73,7 @@ def test_an_answer_ends_the_turn_and_nothing_else_does() -> None:
         assert len(answers) == (Effect.SEAL in step.effects), (event, state)
         leaves = state in WITH_A_TURN and step.next not in (None, *WITH_A_TURN)
         assert bool(answers) == leaves, (event, state)
-        # Within one step nothing of the turn follows its seal but the answer itself.
         if answers:
-            assert step.effects[0] is Effect.SEAL
             assert step.effects[-1] in answers
 
 
@@ -85,8 +85,9 @@ def test_only_a_turn_that_was_not_cancelled_is_answered_with_what_its_handler_sa
 
 def test_a_turn_is_told_once_that_it_is_cancelled() -> None:
     for event, state, step in entries():
-        turns = state is State.PROMPTING and step.next in (State.CANCELLING, State.ENDING)
-        assert (Effect.TELL in step.effects) == turns, (event, state)
+        stopped = state is State.PROMPTING and step.next in (State.CANCELLING, State.ENDING)
+        unborn = state is State.STARTING and Effect.ANSWER_AT_ONCE in step.effects
+        assert (Effect.TELL in step.effects) == (stopped or unborn), (event, state)
 
 
 def test_what_happens_to_a_turn_that_is_over_moves_nothing() -> None:
@@ -140,13 +141,14 @@ class World:
 
     def fire(self, event: Event, prompt: Prompt | None = None) -> frozenset[Effect]:
         concerned = self.states.turn if prompt is None else prompt
+        over = concerned is not None and bool(concerned.replies)
         before = self.states.state, self.states.turn
         effects = frozenset(self.states.fire(event, prompt))
         if REFUSALS & effects:
             assert (self.states.state, self.states.turn) == before, "a refusal moved something"
         if concerned is not None:
             if Effect.TELL in effects:
-                assert not concerned.replies, "told after it was over"
+                assert not over, "told after it was over"
             if Effect.ARM in effects:
                 concerned.armed = True
             if Effect.SEAL in effects:
@@ -164,7 +166,7 @@ class World:
                 assert not prompt.cancelled, "cancelled, and answered as if it were not"
                 assert prompt.ended
                 assert not prompt.subtasks, "answered before its subtasks ended"
-            elif effect is Effect.ANSWER_CANCELLED:
+            elif effect is not Effect.ANSWER_ERROR:
                 assert prompt.cancelled, "nobody cancelled it"
 
     # -- what may happen; `prompt` is any one there was
@@ -180,9 +182,11 @@ class World:
             assert self.states.turn is not prompt
 
     def act_cancel(self, event: Event = Event.CANCEL) -> None:
+        unborn = self.open if self.open is not None and not self.open.begun else None
         if self.open is not None:
             self.open.cancelled = True
         self.fire(event)
+        assert unborn is None or unborn.replies, "nothing to wait for, and no reply"
 
     def act_input_ended(self) -> None:
         self.act_cancel(Event.INPUT_ENDED)
@@ -225,9 +229,9 @@ class World:
             assert prompt.replies, "drained, and no reply"
 
     def act_abort(self, prompt: Prompt) -> None:
-        if prompt.begun:
-            self.fire(Event.ABORTED, prompt)
-            assert prompt.replies, "its task is gone, and no reply"
+        prompt.begun = True
+        self.fire(Event.ABORTED, prompt)
+        assert prompt.replies, "its task is gone, and no reply"
 
     def act_backstop(self, prompt: Prompt) -> None:
         if prompt.armed:
@@ -254,9 +258,7 @@ class World:
         assert effects == {Effect.ALLOW if allowed else Effect.DENY}
 
     def act_subtask(self, prompt: Prompt) -> None:
-        if prompt.running and not (
-            prompt.ended and not prompt.subtasks
-        ):  # somebody is there to ask
+        if not prompt.ended or prompt.subtasks:  # else nobody is left who could
             allowed = not prompt.replies and not prompt.cancelled
             effects = self.fire(Event.SUBTASK, prompt)
             assert effects == {Effect.ALLOW if allowed else Effect.REFUSE_OVER}

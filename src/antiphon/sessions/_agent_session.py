@@ -219,11 +219,9 @@ class AgentSession:
         return effects
 
     def backstop_reached(self, turn: Turn) -> None:
-        """The time that a cancelled turn had to wind down is up: answer in its handler's place."""
-        call = turn.call
-        if Effect.ANSWER_CANCELLED in self.fire(Event.BACKSTOP, turn) and call is not None:
+        """The time that a cancelled turn had to wind down is up."""
+        if Effect.ANSWER_AT_ONCE in self.fire(Event.BACKSTOP, turn):
             log.warning("%r ignored its cancellation; its tasks are cancelled", turn)
-            self.peer.connection.answer(call, _body(cancelled_response(turn)))
 
 
 def _arm(turn: Turn) -> None:
@@ -234,7 +232,14 @@ def _arm(turn: Turn) -> None:
     turn.backstop = loop.call_later(seconds, session.backstop_reached, turn)
 
 
+def _answer(turn: Turn) -> None:
+    """Answer a cancelled prompt in place of its task, which is cancelled if it has begun."""
+    if turn.call is not None:
+        turn.peer.connection.answer(turn.call, _body(cancelled_response(turn)))
+
+
 _ACTS: dict[Effect, Callable[[Turn], None]] = {
+    Effect.ANSWER_AT_ONCE: _answer,
     Effect.TELL: Turn.tell,
     Effect.ARM: _arm,
     Effect.SEAL: Turn.seal,

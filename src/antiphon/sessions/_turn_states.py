@@ -25,7 +25,9 @@ class State(Enum):
 
     #: No turn is open.
     IDLE = auto()
-    #: A turn is open.
+    #: A turn is open, and its task has not begun.
+    STARTING = auto()
+    #: A turn is open, and its handler was called.
     PROMPTING = auto()
     #: The open turn was asked to stop and winds down.
     CANCELLING = auto()
@@ -103,8 +105,10 @@ class Effect(Enum):
     ARM = auto()
     #: The prompt is answered with what was kept.
     ANSWER = auto()
-    #: It is answered `cancelled`, whatever was kept; of a response, what it has used counts.
+    #: Its task answers `cancelled`, whatever was kept; of a response, what it has used counts.
     ANSWER_CANCELLED = auto()
+    #: The same, at once and in place of its task, which is not waited for.
+    ANSWER_AT_ONCE = auto()
     #: It is answered with what ended the task, at the connection's boundary.
     ANSWER_ERROR = auto()
     #: The turn is over: it is no longer the session's, its back-stop is disarmed.
@@ -144,6 +148,7 @@ _NOTHING: Final = _stay()
 def _row(
     *,
     idle: Step = _NOTHING,
+    starting: Step | None = None,
     prompting: Step = _NOTHING,
     cancelling: Step = _NOTHING,
     ending: Step | None = None,
@@ -153,11 +158,12 @@ def _row(
 ) -> dict[State, Step]:
     """One event in every state.
 
-    A session that ends is as one that cancels, and one that is loaded, resumed or closed as one that
-    is idle, where nothing else is said.
+    Where nothing else is said, a turn that starts is as one that runs, a session that ends as one that
+    cancels, and one that is loaded, resumed or closed as one that is idle.
     """
     return {
         State.IDLE: idle,
+        State.STARTING: prompting if starting is None else starting,
         State.PROMPTING: prompting,
         State.CANCELLING: cancelling,
         State.ENDING: cancelling if ending is None else ending,
@@ -173,10 +179,13 @@ _IS_CLOSING = _stay(Effect.REFUSE_CLOSING)
 _ALLOWED = _stay(Effect.ALLOW)
 _IS_OVER = _stay(Effect.REFUSE_OVER)
 _STOP = _to(State.CANCELLING, Effect.TELL, Effect.ARM)
+#: The handler was not called, so there is nothing to wait for: the next prompt finds an idle session.
+_AT_ONCE = (Effect.TELL, Effect.SEAL, Effect.KILL, Effect.ANSWER_AT_ONCE)
+_STILLBORN = _to(State.IDLE, *_AT_ONCE)
 
 TABLE: Final[dict[Event, dict[State, Step]]] = {
     Event.PROMPT: _row(
-        idle=_to(State.PROMPTING, Effect.OPEN),
+        idle=_to(State.STARTING, Effect.OPEN),
         prompting=_IN_FLIGHT,
         cancelling=_IN_FLIGHT,
         loading=_IS_LOADING,
@@ -184,20 +193,26 @@ TABLE: Final[dict[Event, dict[State, Step]]] = {
         closing=_IS_CLOSING,
     ),
     # Idle: nothing is remembered, so that a stale one cannot reach the next prompt.
-    Event.CANCEL: _row(prompting=_STOP),
-    Event.PROMPT_CANCELLED: _row(prompting=_STOP),
-    Event.INPUT_ENDED: _row(prompting=_STOP),
+    Event.CANCEL: _row(starting=_STILLBORN, prompting=_STOP),
+    Event.PROMPT_CANCELLED: _row(starting=_STILLBORN, prompting=_STOP),
+    Event.INPUT_ENDED: _row(starting=_STILLBORN, prompting=_STOP),
     # No back-stop: the connection ends the tasks itself, and nobody is left to be answered.
-    Event.LOST: _row(prompting=_to(State.CANCELLING, Effect.TELL)),
-    Event.BEGIN: _row(prompting=_stay(Effect.RUN)),
-    Event.RESULT: _row(prompting=_stay(Effect.KEEP), cancelling=_stay(Effect.KEEP)),
-    Event.CRASH: _row(prompting=_stay(Effect.KEEP), cancelling=_stay(Effect.KEEP)),
+    Event.LOST: _row(starting=_STILLBORN, prompting=_to(State.CANCELLING, Effect.TELL)),
+    Event.BEGIN: _row(starting=_to(State.PROMPTING, Effect.RUN)),
+    Event.RESULT: _row(
+        starting=_NOTHING, prompting=_stay(Effect.KEEP), cancelling=_stay(Effect.KEEP)
+    ),
+    Event.CRASH: _row(
+        starting=_NOTHING, prompting=_stay(Effect.KEEP), cancelling=_stay(Effect.KEEP)
+    ),
     # Not by the client: the program has its own reasons, and the turn ends with them.
     Event.INTERRUPTED: _row(
+        starting=_NOTHING,
         prompting=_to(State.IDLE, Effect.SEAL, Effect.KILL, Effect.ANSWER_ERROR),
         cancelling=_stay(Effect.KEEP),
     ),
     Event.DRAINED: _row(
+        starting=_NOTHING,
         prompting=_to(State.IDLE, Effect.SEAL, Effect.ANSWER),
         cancelling=_to(State.IDLE, Effect.SEAL, Effect.ANSWER_CANCELLED),
         ending=_to(State.CLOSING, Effect.SEAL, Effect.ANSWER_CANCELLED),
@@ -209,8 +224,8 @@ TABLE: Final[dict[Event, dict[State, Step]]] = {
     ),
     # Armed by a cancellation only; a turn that was not cancelled is never ended by a clock.
     Event.BACKSTOP: _row(
-        cancelling=_to(State.IDLE, Effect.SEAL, Effect.KILL, Effect.ANSWER_CANCELLED),
-        ending=_to(State.CLOSING, Effect.SEAL, Effect.KILL, Effect.ANSWER_CANCELLED),
+        cancelling=_to(State.IDLE, Effect.SEAL, Effect.KILL, Effect.ANSWER_AT_ONCE),
+        ending=_to(State.CLOSING, Effect.SEAL, Effect.KILL, Effect.ANSWER_AT_ONCE),
     ),
     Event.TURN_UPDATE: _row(
         idle=_IS_OVER,
@@ -243,6 +258,7 @@ TABLE: Final[dict[Event, dict[State, Step]]] = {
     Event.LOADED: _row(loading=_to(State.IDLE), resuming=_to(State.IDLE)),
     Event.CLOSE: _row(
         idle=_to(State.CLOSING),
+        starting=_to(State.CLOSING, *_AT_ONCE),
         prompting=_to(State.ENDING, Effect.TELL, Effect.ARM),
         cancelling=_to(State.ENDING),
         ending=_IS_CLOSING,
