@@ -120,8 +120,7 @@ def stubborn() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "import time, signal; signal.signal(15, 1); time.sleep(60)"]
     )
-    sys.stderr.write(f"child {child.pid}\n")
-    sys.stderr.flush()
+    note(f"child {child.pid}")
     ignore_everything()
 
 
@@ -184,6 +183,51 @@ def waits_for_cancel() -> None:
         pass
     end(message, "cancelled")
     until_the_client_leaves()
+
+
+def note(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def heard_interrupt(*_: object) -> None:
+    note("heard SIGINT")
+
+
+def hears() -> None:
+    """Tells on standard error what reaches it while it asks."""
+    signal.signal(signal.SIGINT, heard_interrupt)
+    message = prompt()
+    options = [{"optionId": "y", "name": "Yes", "kind": "allow_once"}]
+    tool = {"toolCallId": "t-1", "title": "Launch"}
+    params = {"sessionId": SESSION, "toolCall": tool, "options": options}
+    send({"id": 1, "method": "session/request_permission", "params": params})
+    while (heard := receive()).get("id") != 1 or "method" in heard:
+        note(f"heard {heard['method']}")
+        if heard["method"] == "session/cancel":
+            message["cancelled"] = True
+    note(f"outcome {heard['result']['outcome']['outcome']}")
+    while "cancelled" not in message and receive().get("method") != "session/cancel":
+        pass
+    note("the turn ends")
+    end(message, "cancelled")
+    until_the_client_leaves()
+
+
+def starts_for_ever() -> None:
+    """Never answers, and leaves when its input ends."""
+    signal.signal(signal.SIGINT, heard_interrupt)
+    note("starting")
+    until_the_client_leaves()
+
+
+def deaf_at_a_question() -> None:
+    prompt()
+    options = [{"optionId": "y", "name": "Yes", "kind": "allow_once"}]
+    tool = {"toolCallId": "t-1", "title": "Launch"}
+    params = {"sessionId": SESSION, "toolCall": tool, "options": options}
+    send({"id": 1, "method": "session/request_permission", "params": params})
+    ignore_everything()
 
 
 def deaf() -> None:

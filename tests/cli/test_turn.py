@@ -8,18 +8,19 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from antiphon.cli._decide import Decider, Policy
 from antiphon.cli._output import Output
 from antiphon.cli._plain import Quiet
 from antiphon.cli._turn import Job, Run, report
 from antiphon.cli._view import View
 from tests.cli.command import BOUND, ODD_AGENT, environment, left_by, odd
+from tests.cli.screen import Screen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
-
-    import pytest
 
     from antiphon.cli._outcome import Outcome
     from antiphon.cli._view import Question
@@ -99,6 +100,79 @@ def test_a_terminal_that_takes_no_output_cannot_outlast_the_time_limit() -> None
         # Nobody reads: the pipe is full soon, and the command is stuck in a write.
         assert process.wait(BOUND) == 5
     assert not left_by(marked)
+
+
+# A person at a terminal: the agent is not in the terminal's foreground group, so that Ctrl-C is for
+# the command alone, and reaches the agent as the protocol says it.
+CTRL_C = "\x03"
+TERMINALS = ["xterm-256color", "dumb"]
+
+
+@pytest.mark.covers("FF-41")
+@pytest.mark.parametrize("term", TERMINALS)
+def test_ctrl_c_in_a_turn_cancels_it_and_is_no_signal_to_the_agent(term: str) -> None:
+    with Screen(
+        "prompt", "--verbose", "--agent", odd("waits_for_cancel"), "x", term=term
+    ) as screen:
+        screen.read_until("working")
+        screen.type(CTRL_C)
+
+        assert screen.end() == 130
+        assert "cancelling the turn" in screen.text
+        assert "Interrupted." in screen.text
+
+
+@pytest.mark.covers("FF-41")
+@pytest.mark.parametrize("term", TERMINALS)
+def test_ctrl_c_at_a_question_answers_it_with_cancelled_and_cancels_the_turn(term: str) -> None:
+    options = ["--verbose", "--permissions", "ask"]
+    with Screen("prompt", *options, "--agent", odd("hears"), "x", term=term) as screen:
+        screen.read_until("Esc says no" if term != "dumb" else "> ")
+        screen.type(CTRL_C)
+
+        assert screen.end() == 130
+        assert "outcome cancelled" in screen.text
+        assert "the turn ends" in screen.text
+        assert "heard SIGINT" not in screen.text
+
+
+@pytest.mark.covers("FF-41")
+@pytest.mark.parametrize("term", TERMINALS)
+def test_ctrl_c_while_the_agent_starts_ends_the_agent(term: str) -> None:
+    with Screen("prompt", "--verbose", "--agent", odd("starts_for_ever"), "x", term=term) as screen:
+        screen.read_until("starting")
+        started = time.monotonic()
+        screen.type(CTRL_C)
+
+        assert screen.end() == 130
+        assert time.monotonic() - started < 3  # it ends with its input; nobody waits for an answer
+        assert "ending the agent" in screen.text
+        assert "Traceback" not in screen.text
+        assert "heard SIGINT" not in screen.text
+
+
+@pytest.mark.covers("FF-41")
+@pytest.mark.parametrize("term", TERMINALS)
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [("deaf", "working"), ("deaf_at_a_question", "Launch"), ("stubborn", "stderr: child")],
+)
+def test_a_second_ctrl_c_stops_hard_whatever_the_agent_does(
+    agent: str, words: str, term: str
+) -> None:
+    options = ["--verbose", "--permissions", "ask"]
+    with Screen("prompt", *options, "--agent", odd(agent), "x", term=term) as screen:
+        screen.read_until(words)
+        if agent == "deaf_at_a_question":
+            screen.read_until("Esc says no" if term != "dumb" else "> ")
+        screen.type(CTRL_C)
+        screen.read_until("interrupt again")
+        started = time.monotonic()
+        screen.type(CTRL_C)
+
+        assert screen.end() == 130
+        assert time.monotonic() - started < 1.5
+        assert "Traceback" not in screen.text
 
 
 def test_a_fault_of_ours_is_a_result_too_and_has_its_traceback(
