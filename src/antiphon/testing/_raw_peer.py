@@ -166,10 +166,12 @@ class RawPeer:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait until `condition()` is true; it is asked again whenever something came."""
+        __tracebackhide__ = True
         await self._until(condition, "the condition did not come true")
 
     async def wait(self, method: str | None, count: int = 1) -> Message:
         """Wait for the `count`-th request or notification of this method; None: response."""
+        __tracebackhide__ = True
         found: list[int] = []
 
         def look(index: int, frame: Message) -> bool:
@@ -184,12 +186,14 @@ class RawPeer:
 
     async def answer_to(self, id_: Any) -> Message:
         """Wait for the first response with exactly this id."""
+        __tracebackhide__ = True
         return await self._find(
             lambda frame: _answers(frame, id_), self._expect_it, f"a response to id {id_!r}"
         )
 
     async def ask(self, method: str, params: Any = None, id_: Any = None) -> Message:
         """Send a request, with an id that was not used yet, and wait for its response."""
+        __tracebackhide__ = True
         if id_ is None:
             self._asked += 1
             id_ = f"ask-{self._asked}"
@@ -201,11 +205,13 @@ class RawPeer:
 
         It asks for a method that nobody serves.
         """
+        __tracebackhide__ = True
         answer = await self.ask("_test/nobody_serves_this")
         assert "error" in answer, f"somebody does serve it: {_show(answer)}"
 
     async def closed(self) -> None:
         """Wait until the link is gone."""
+        __tracebackhide__ = True
         await self._until(self.lost.is_set, "the link was not closed")
 
     async def expect(self, method: str | EllipsisType | None = ..., **members: Any) -> Message:
@@ -222,9 +228,9 @@ class RawPeer:
         Raises:
             AssertionError: it does not match, or nothing came; the message shows frame and difference.
         """
-        wanted = dict(members)
-        if method is not ...:
-            wanted["method"] = UNSET if method is None else method
+        __tracebackhide__ = True  # pytest then shows the line of the test
+        wanted = {} if method is ... else {"method": UNSET if method is None else method}
+        wanted.update(members)
         if not await self._await_next():
             raise AssertionError(self._report(f"nothing came; expected {_show(wanted)}"))
         frame = self._came[self._first]
@@ -253,6 +259,7 @@ class RawPeer:
         Raises:
             AssertionError: one came; the message shows it.
         """
+        __tracebackhide__ = True
         if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
             # The least time is more than all that can happen without it.
             await asyncio.sleep(max(seconds, 1e-6))
@@ -331,6 +338,7 @@ class RawPeer:
             raise AssertionError(self._broken_text())
 
     def _check_laws(self) -> None:
+        __tracebackhide__ = True
         if self._broken is not None:
             raise AssertionError(self._broken_text())
 
@@ -345,6 +353,7 @@ class RawPeer:
         """Wait until `condition` holds, the bound is over, or what `last` stands for was last."""
         if last is None:
             last = self.lost
+        __tracebackhide__ = True
         try:
             async with asyncio.timeout(self.bound):
                 while True:
@@ -366,6 +375,7 @@ class RawPeer:
         what: str,
     ) -> Message:
         """Wait for a frame that is wanted and accepted; each is asked about once."""
+        __tracebackhide__ = True
         found: list[Message] = []
         looked = 0
 
