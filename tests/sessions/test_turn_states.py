@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -103,6 +104,69 @@ def test_an_update_of_a_turn_is_legal_exactly_while_it_is_the_session_s() -> Non
         if state is not State.LOADING:  # no turn, but history
             assert (step.effects == (Effect.ALLOW,)) == (state in WITH_A_TURN), state
     assert TABLE[Event.TURN_UPDATE][State.LOADING].effects == (Effect.ALLOW,)
+
+
+# ------------------------------------------------------------------ the table as it is told
+
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "cancellation.md"
+COLUMNS = (State.IDLE, State.STARTING, State.PROMPTING, State.CANCELLING)
+#: What the page calls an event, and what is allowed where an event is.
+EVENTS: dict[str, tuple[Event, str]] = {
+    "`session/prompt`": (Event.PROMPT, ""),
+    "its task begins": (Event.BEGIN, ""),
+    "`session/cancel`": (Event.CANCEL, ""),
+    "`$/cancel_request` for the prompt": (Event.PROMPT_CANCELLED, ""),
+    "handler and subtasks have ended": (Event.DRAINED, ""),
+    "back-stop": (Event.BACKSTOP, ""),
+    "message, thought, plan, tool call": (Event.TURN_UPDATE, "sent"),
+    "update about the session": (Event.SESSION_UPDATE, "sent"),
+    "question to the user": (Event.ASK, "sent"),
+    "new subtask": (Event.SUBTASK, "started"),
+    "`session/set_mode`": (Event.SET_MODE, "served"),
+    "`session/load`": (Event.LOAD, ""),
+    "`session/close`": (Event.CLOSE, ""),
+}
+WORDS: dict[Effect, str] = {
+    Effect.OPEN: "",
+    Effect.RUN: "handler called",
+    Effect.TELL: "told",
+    Effect.ARM: "",
+    Effect.SEAL: "",
+    Effect.KILL: "tasks cancelled",
+    Effect.ANSWER: "answered",
+    Effect.ANSWER_CANCELLED: "answered cancelled",
+    Effect.ANSWER_AT_ONCE: "answered cancelled",
+    Effect.DENY: "a no",
+    Effect.REFUSE_OVER: "`TurnOver`",
+    Effect.REFUSE_IN_FLIGHT: "refused",
+}
+
+
+def in_words(step: Step, state: State, allowed: str) -> str:
+    """One cell of the page."""
+    effects = list(step.effects)
+    if state is State.STARTING and Effect.ANSWER_AT_ONCE in effects:
+        effects = [Effect.ANSWER_AT_ONCE]  # there is hardly anybody to tell, nor a task
+    words = [allowed if effect is Effect.ALLOW else WORDS[effect] for effect in effects]
+    said = ", ".join(word for word in words if word)
+    if step.next is not None:
+        said = f"{said} → {step.next.name.lower()}".strip()
+    return said or "nothing"
+
+
+def test_the_page_about_cancellation_shows_the_table() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
+    heading = ["Event", *(state.name.lower() for state in COLUMNS)]
+    rows = rows[rows.index(heading) + 2 :]
+
+    assert [row[0] for row in rows] == list(EVENTS)
+    for name, *cells in rows:
+        event, allowed = EVENTS[name]
+        assert cells == [in_words(TABLE[event][s], s, allowed) for s in COLUMNS], name
 
 
 # ------------------------------------------------------------------ any order of events
