@@ -10,7 +10,7 @@ import pytest
 
 from antiphon import UNSET
 from antiphon.core import Fault
-from antiphon.testing import RawPeer, memory_pair
+from antiphon.testing import RawPeer, Recorder, memory_pair
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -260,7 +260,7 @@ async def test_a_transport_that_breaks_a_law_is_told_on(calls: list[str], law: s
     with pytest.raises(AssertionError, match=law):
         ways[calls[-1]]()
     # Transports call from the loop, where nobody may look: so whoever waits is told as well.
-    with pytest.raises(AssertionError, match=f"memory broke a law of Transport: {law}"):
+    with pytest.raises(AssertionError, match=f"the transport broke a law of Transport: {law}"):
         await raw.wait("m")
     with pytest.raises(AssertionError, match=law):
         await raw.aclose()
@@ -278,10 +278,35 @@ async def test_everything_that_a_transport_says_is_kept() -> None:
     assert not raw.lost.is_set()
     raw.connection_lost(error)
     assert raw.batches == [[b"1", FAULT, b'{"a":1}'], [b"\xff"]]
+    assert raw.received == [b"1", FAULT, b'{"a":1}', b"\xff"]
     assert raw.raw_frames == [b"1", b'{"a":1}', b"\xff"]
     assert raw.frames == [{"a": 1}]
     assert raw.faults == [FAULT]
     assert raw.room == ["pause", "resume"]
     assert raw.error is error
-    with pytest.raises(AssertionError, match=r"1 frames were refused.*the link is lost: OSError"):
+    with pytest.raises(
+        AssertionError, match=r"the link is lost: OSError\(\); 4 frames came(?s:.)*Fault\("
+    ):
         await raw.wait("m")
+
+
+@pytest.mark.virtual_time
+async def test_a_recorder_is_the_receiver_of_a_transport_under_test() -> None:
+    near, far = memory_pair()
+    inside: list[list[bytes | Fault]] = []
+    recorder = Recorder(bound=5.0, on_frames=inside.append)
+    await far.start(recorder)
+    await near.start(Recorder())
+    having = asyncio.create_task(recorder.have(3))
+    near.send([b"a", b"b"])
+    await asyncio.sleep(1)
+    assert not having.done()
+    near.send([b"c"])
+    assert await having == recorder.received == [b"a", b"b", b"c"]
+    assert inside == recorder.batches == [[b"a", b"b"], [b"c"]]
+    with pytest.raises(AssertionError, match="4 frames did not come within 5 s; 3 frames came"):
+        await recorder.have(4)
+    await near.aclose()
+    await recorder.closed()
+    with pytest.raises(AssertionError, match="4 frames did not come before the other side ended"):
+        await recorder.have(4)

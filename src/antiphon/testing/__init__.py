@@ -15,10 +15,11 @@ if TYPE_CHECKING:
         joined,
         raw_agent,
         raw_client,
+        raw_pair,
         unshaken_agent,
         unshaken_client,
     )
-    from antiphon.testing._raw_peer import RawPeer
+    from antiphon.testing._raw_peer import RawPeer, Recorder
     from antiphon.testing._virtual_time import Stuck, VirtualTimeLoop, run_virtual
     from antiphon.transports import memory_pair
 
@@ -26,6 +27,7 @@ __all__ = [
     "ByteTransport",
     "Faults",
     "RawPeer",
+    "Recorder",
     "Stuck",
     "VirtualTimeLoop",
     "byte_pair",
@@ -33,6 +35,7 @@ __all__ = [
     "memory_pair",
     "raw_agent",
     "raw_client",
+    "raw_pair",
     "run_virtual",
     "unshaken_agent",
     "unshaken_client",
@@ -42,6 +45,7 @@ _HOMES = {
     "ByteTransport": "antiphon.testing._faults",
     "Faults": "antiphon.testing._faults",
     "RawPeer": "antiphon.testing._raw_peer",
+    "Recorder": "antiphon.testing._raw_peer",
     "Stuck": "antiphon.testing._virtual_time",
     "VirtualTimeLoop": "antiphon.testing._virtual_time",
     "byte_pair": "antiphon.testing._faults",
@@ -49,6 +53,7 @@ _HOMES = {
     "memory_pair": "antiphon.transports",
     "raw_agent": "antiphon.testing._pairs",
     "raw_client": "antiphon.testing._pairs",
+    "raw_pair": "antiphon.testing._pairs",
     "run_virtual": "antiphon.testing._virtual_time",
     "unshaken_agent": "antiphon.testing._pairs",
     "unshaken_client": "antiphon.testing._pairs",

@@ -1,4 +1,4 @@
-"""A peer without any protocol of its own, for either side: it says what a test tells it, and no more.
+"""What a transport tells, kept; and a peer for either side that says what a test tells it, and no more.
 
 Responsible for keeping what came, for waiting until it came, and for saying well what did not. Reads
 and writes JSON with the standard library, so that a fault of our own codec cannot hide here. Leaves
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-__all__ = ["RawPeer"]
+__all__ = ["RawPeer", "Recorder"]
 
 #: Turns of the loop in which what is to happen at once has happened.
 _TURNS = 20
@@ -35,12 +35,154 @@ _SHOWN = 600
 _FRAMES_SHOWN = 12
 
 
-class RawPeer:
+class Recorder:
+    """A receiver for a transport under test: keeps what it is told, and checks the laws of `Transport`.
+
+    Every wait has a bound and ends in an `AssertionError` that shows what did come. A transport that
+    breaks a law gets an `AssertionError` from the call that breaks it, and so does whoever waits then
+    or later, since transports call from the loop, where nobody may look.
+
+    Args:
+        bound: how long anything is waited for, in seconds of the loop.
+        on_frames: called inside a delivery, after its frames were kept.
+
+    Attributes:
+        received: frames and faults, in order.
+        batches: the same, as they arrived together.
+        ended: set when the other side will send nothing more.
+        lost: set when the link is gone.
+        error: why it is gone; None for an orderly end.
+        room: "pause" and "resume", as the transport asked.
+    """
+
+    def __init__(
+        self,
+        bound: float = 10.0,
+        on_frames: Callable[[list[bytes | Fault]], object] | None = None,
+    ) -> None:
+        self.bound = bound
+        self.on_frames = on_frames
+        self.received: list[bytes | Fault] = []
+        self.batches: list[list[bytes | Fault]] = []
+        self.ended = asyncio.Event()
+        self.lost = asyncio.Event()
+        self.error: Exception | None = None
+        self.room: list[str] = []
+        self._changed = asyncio.Event()
+        self._broken: str | None = None
+
+    # ------------------------------------------------------------------ waiting for what comes
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until `condition()` is true; it is asked again whenever something came."""
+        __tracebackhide__ = True  # pytest then shows the line of the test
+        await self._until(condition, "the condition did not come true")
+
+    async def have(self, count: int) -> list[bytes | Fault]:
+        """Wait for `count` frames and faults in all; return all that came."""
+        __tracebackhide__ = True
+        await self._until(lambda: len(self.received) >= count, f"{count} frames did not come")
+        return self.received
+
+    async def closed(self) -> None:
+        """Wait until the link is gone."""
+        __tracebackhide__ = True
+        await self._until(self.lost.is_set, "the link was not closed")
+
+    # ------------------------------------------------------------------ Receiver
+
+    def frames_received(self, frames: list[bytes | Fault]) -> None:
+        """Keep frames."""
+        self._law(not self.lost.is_set(), "frames after the link was lost")
+        self._law(not self.ended.is_set(), "frames after the end of input")
+        self._law(bool(frames), "a delivery without frames")
+        self.batches.append(frames)
+        self.received += frames
+        self._keep(frames)
+        self._changed.set()
+        if self.on_frames is not None:
+            self.on_frames(frames)
+
+    def input_ended(self) -> None:
+        """Note the end of what the other side sends."""
+        self._law(not self.lost.is_set(), "the end of input after the link was lost")
+        self._law(not self.ended.is_set(), "a second end of input")
+        self.ended.set()
+        self._changed.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Note the end of the link."""
+        self._law(not self.lost.is_set(), "a second loss of the link")
+        self.error = error
+        self.ended.set()
+        self.lost.set()
+        self._changed.set()
+
+    def pause_writing(self) -> None:
+        """Note it; what a test sends is sent all the same."""
+        self._law(not self.lost.is_set(), "pause_writing after the link was lost")
+        self.room.append("pause")
+        self._changed.set()
+
+    def resume_writing(self) -> None:
+        """Note it."""
+        self._law(not self.lost.is_set(), "resume_writing after the link was lost")
+        self.room.append("resume")
+        self._changed.set()
+
+    def _keep(self, frames: list[bytes | Fault]) -> None:
+        """Do more with frames."""
+
+    def _law(self, kept: bool, otherwise: str) -> None:  # noqa: FBT001  (as in assert)
+        if not kept:
+            self._broken = self._broken or f"the transport broke a law of Transport: {otherwise}"
+            self._changed.set()
+            raise AssertionError(self._broken)
+
+    def _check_laws(self) -> None:
+        __tracebackhide__ = True
+        if self._broken is not None:
+            raise AssertionError(self._broken)
+
+    async def _until(
+        self, condition: Callable[[], object], otherwise: str, last: asyncio.Event | None = None
+    ) -> None:
+        """Wait until `condition` holds, the bound is over, or what `last` stands for was last."""
+        if last is None:
+            last = self.lost
+        __tracebackhide__ = True
+        try:
+            async with asyncio.timeout(self.bound):
+                while True:
+                    self._check_laws()
+                    if condition():
+                        return
+                    if last.is_set():
+                        break
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(self._report(f"{otherwise} within {self.bound:g} s")) from None
+        raise AssertionError(self._report(f"{otherwise} before the other side ended"))
+
+    def _report(self, reason: str) -> str:
+        lines = [reason]
+        if self.lost.is_set():
+            lines.append(
+                f"the link is lost: {self.error!r}" if self.error else "the link is closed"
+            )
+        if not self.received:
+            return "; ".join((*lines, "nothing at all came"))
+        last = deque(self.received, _FRAMES_SHOWN)
+        lines.append(f"{len(self.received)} frames came; the last:")
+        return "\n  ".join(("; ".join(lines), *map(_show, last)))
+
+
+class RawPeer(Recorder):
     """The far end of a link: it may say anything, legal or not, and answers nothing by itself.
 
     Satisfies `transports.Receiver`. Start it with `await raw.start()` or `async with`, or get a started
-    one from `raw_agent`, `raw_client` or `unshaken_client`. Every wait has a bound and ends in an
-    `AssertionError` that shows what did come.
+    one from `raw_agent`, `raw_client` or `unshaken_client`.
 
     What `wait`, `answer_to`, `ask` and `expect` return counts as expected; `expect` and
     `expect_nothing` are about the frames that none of them has returned. The other ways to look leave
@@ -51,36 +193,23 @@ class RawPeer:
         bound: how long anything is waited for, in seconds of the loop.
 
     Attributes:
+        transport: as given.
         frames: every JSON object that came, decoded, in order.
         raw_frames: every frame that came, as it came.
         faults: what stands for frames that the transport refused.
-        batches: `raw_frames` and faults, as they arrived together.
-        ended: set when the other side will send nothing more.
-        lost: set when the link is gone.
-        error: why it is gone; None for an orderly end.
-        room: "pause" and "resume", as the transport asked.
-        on_frames: called inside a delivery, after its frames were kept; by default nothing is.
     """
 
     def __init__(self, transport: Transport, bound: float = 10.0) -> None:
+        super().__init__(bound)
         self.transport = transport
-        self.bound = bound
         self.frames: list[Message] = []
         self.raw_frames: list[bytes] = []
         self.faults: list[Fault] = []
-        self.batches: list[list[bytes | Fault]] = []
-        self.ended = asyncio.Event()
-        self.lost = asyncio.Event()
-        self.error: Exception | None = None
-        self.room: list[str] = []
-        self.on_frames: Callable[[list[bytes | Fault]], object] | None = None
-        #: Everything that came, objects decoded, and which of it was expected.
+        #: As `received`, with objects decoded, and which of it was expected.
         self._came: list[Message | bytes | Fault] = []
         self._expected: set[int] = set()
         self._first = 0  # all before it was expected
-        self._changed = asyncio.Event()
         self._asked = 0
-        self._broken: str | None = None
 
     async def start(self) -> None:
         """Begin to receive. Raises what the transport's `start` raises."""
@@ -164,11 +293,6 @@ class RawPeer:
 
     # ------------------------------------------------------------------ waiting for what comes
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until `condition()` is true; it is asked again whenever something came."""
-        __tracebackhide__ = True
-        await self._until(condition, "the condition did not come true")
-
     async def wait(self, method: str | None, count: int = 1) -> Message:
         """Wait for the `count`-th request or notification of this method; None: response."""
         __tracebackhide__ = True
@@ -208,11 +332,6 @@ class RawPeer:
         __tracebackhide__ = True
         answer = await self.ask("_test/nobody_serves_this")
         assert "error" in answer, f"somebody does serve it: {_show(answer)}"
-
-    async def closed(self) -> None:
-        """Wait until the link is gone."""
-        __tracebackhide__ = True
-        await self._until(self.lost.is_set, "the link was not closed")
 
     async def expect(self, method: str | EllipsisType | None = ..., **members: Any) -> Message:
         """Wait for the next frame that was not expected yet; it must match what is said here.
@@ -277,14 +396,9 @@ class RawPeer:
             ]
             raise AssertionError("\n  ".join(("frames came that nobody expected:", *left)))
 
-    # ------------------------------------------------------------------ Receiver
+    # ------------------------------------------------------------------ how it is done
 
-    def frames_received(self, frames: list[bytes | Fault]) -> None:
-        """Keep frames."""
-        self._law(not self.lost.is_set(), "frames after the link was lost")
-        self._law(not self.ended.is_set(), "frames after the end of input")
-        self._law(bool(frames), "a delivery without frames")
-        self.batches.append(frames)
+    def _keep(self, frames: list[bytes | Fault]) -> None:
         for frame in frames:
             if isinstance(frame, Fault):
                 self.faults.append(frame)
@@ -300,73 +414,6 @@ class RawPeer:
                 self._came.append(message)
             else:
                 self._came.append(frame)
-        self._changed.set()
-        if self.on_frames is not None:
-            self.on_frames(frames)
-
-    def input_ended(self) -> None:
-        """Note the end of what the other side sends."""
-        self._law(not self.lost.is_set(), "the end of input after the link was lost")
-        self._law(not self.ended.is_set(), "a second end of input")
-        self.ended.set()
-        self._changed.set()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Note the end of the link."""
-        self._law(not self.lost.is_set(), "a second loss of the link")
-        self.error = error
-        self.ended.set()
-        self.lost.set()
-        self._changed.set()
-
-    def pause_writing(self) -> None:
-        """Note it; what a test sends is sent all the same."""
-        self._law(not self.lost.is_set(), "pause_writing after the link was lost")
-        self.room.append("pause")
-        self._changed.set()
-
-    def resume_writing(self) -> None:
-        """Note it."""
-        self._law(not self.lost.is_set(), "resume_writing after the link was lost")
-        self.room.append("resume")
-        self._changed.set()
-
-    def _law(self, kept: bool, otherwise: str) -> None:  # noqa: FBT001  (as in assert)
-        if not kept:
-            self._broken = self._broken or otherwise
-            self._changed.set()
-            raise AssertionError(self._broken_text())
-
-    def _check_laws(self) -> None:
-        __tracebackhide__ = True
-        if self._broken is not None:
-            raise AssertionError(self._broken_text())
-
-    def _broken_text(self) -> str:
-        return f"{self.transport.describe()} broke a law of Transport: {self._broken}"
-
-    # ------------------------------------------------------------------ how waiting is done
-
-    async def _until(
-        self, condition: Callable[[], object], otherwise: str, last: asyncio.Event | None = None
-    ) -> None:
-        """Wait until `condition` holds, the bound is over, or what `last` stands for was last."""
-        if last is None:
-            last = self.lost
-        __tracebackhide__ = True
-        try:
-            async with asyncio.timeout(self.bound):
-                while True:
-                    self._check_laws()
-                    if condition():
-                        return
-                    if last.is_set():
-                        break
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            raise AssertionError(self._report(f"{otherwise} within {self.bound:g} s")) from None
-        raise AssertionError(self._report(f"{otherwise} before the other side ended"))
 
     async def _find(
         self,
@@ -409,20 +456,6 @@ class RawPeer:
             self._expected.discard(self._first)
             self._first += 1
         return self._first < len(self._came)
-
-    def _report(self, reason: str) -> str:
-        lines = [reason]
-        if self.faults:
-            lines.append(f"{len(self.faults)} frames were refused by the transport")
-        if self.lost.is_set():
-            lines.append(
-                f"the link is lost: {self.error!r}" if self.error else "the link is closed"
-            )
-        if not self._came:
-            return "; ".join((*lines, "nothing at all came"))
-        last = deque(self._came, _FRAMES_SHOWN)
-        lines.append(f"{len(self._came)} frames came; the last:")
-        return "\n  ".join(("; ".join(lines), *map(_show, last)))
 
 
 def _answers(frame: Message, id_: Any) -> bool:
