@@ -33,6 +33,10 @@ class InProcess:
     def send(self, frames: list[bytes]) -> None:
         self._here.send(frames)
 
+    @property
+    def unsent(self) -> int:
+        return self._here.unsent
+
     def pause_reading(self) -> None:
         self._here.pause_reading()
 

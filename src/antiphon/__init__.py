@@ -36,13 +36,14 @@ if TYPE_CHECKING:
         RequestError,
         RequestTimeout,
         ResourceNotFound,
+        SilenceTimeout,
         StartError,
         TurnInProgress,
         TurnOver,
         VersionMismatch,
     )
     from antiphon.core import Limits
-    from antiphon.runtime import Context, TelemetryEvent
+    from antiphon.runtime import DEFERRED, Context, Reply, TelemetryEvent
     from antiphon.schema import UNSET, UnknownUpdate
     from antiphon.sessions import (
         AgentContext,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "DEFERRED",
     "UNSET",
     "Agent",
     "AgentContext",
@@ -95,12 +97,14 @@ __all__ = [
     "PromptOutcome",
     "PromptTurn",
     "RemoteProtocolError",
+    "Reply",
     "RequestCancelled",
     "RequestError",
     "RequestTimeout",
     "ResourceNotFound",
     "Session",
     "SessionView",
+    "SilenceTimeout",
     "StartError",
     "TelemetryEvent",
     "ToolCallView",
@@ -131,6 +135,8 @@ _HOMES = {
     "spawn": "_connect",
     "Limits": "core",
     "Context": "runtime",
+    "DEFERRED": "runtime",
+    "Reply": "runtime",
     "TelemetryEvent": "runtime",
     "UNSET": "schema",
     "UnknownUpdate": "schema",

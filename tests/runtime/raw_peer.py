@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: How long anything is waited for. What is tested takes milliseconds.
 BOUND = 5.0
 
+SIDES: list[Side] = ["agent", "client"]
+
 
 class RawPeer:
     """The far end of a link. Satisfies `transports.Receiver`."""
@@ -150,6 +152,10 @@ class SpiedTransport:
     def send(self, frames: list[bytes]) -> None:
         self.sent.append(list(frames))
         self.inner.send(frames)
+
+    @property
+    def unsent(self) -> int:
+        return self.inner.unsent
 
     def pause_reading(self) -> None:
         self.reading.append("pause")
@@ -306,6 +312,31 @@ class Gate:
     async def entered(self) -> None:
         async with asyncio.timeout(BOUND):
             await self.begun.wait()
+
+
+class Hard(BaseException):
+    """What test frameworks, gevent and Rust extensions raise: no `Exception`."""
+
+
+def update(size: int) -> bytes:
+    frame = b'{"method":"session/update","params":{"sessionId":"s","update":{"t":"%s"}}}'
+    return frame % (b"x" * (size - len(frame) + 2))
+
+
+async def good(params: Any, context: Any) -> Any:
+    """A handler that answers."""
+    return {"good": True}
+
+
+async def bounded(awaitable: Any) -> Any:
+    """Await, but not for ever."""
+    async with asyncio.timeout(BOUND):
+        return await awaitable
+
+
+def raw(value: Any) -> Any:
+    """What raw JSON says."""
+    return json.loads(bytes(value))
 
 
 async def turns(count: int = 5) -> None:

@@ -28,7 +28,7 @@ def emitted() -> dict[str, set[str]]:
             name = node.args[0] if node.args else None
             if node.func.attr == "emit" and isinstance(name, ast.Constant):
                 facts = {keyword.arg for keyword in node.keywords if keyword.arg is not None}
-                found.setdefault(str(name.value), set()).update(facts - {"error_to_log"})
+                found.setdefault(str(name.value), set()).update(facts - {"cause"})
     return found
 
 

@@ -579,7 +579,7 @@ async def test_nothing_is_kept_of_what_was_asked() -> None:
         assert peer._router._permissions == {}
         assert (connection.protocol.requests, connection.protocol.calls) == ({}, {})
         assert connection.queued_bytes == 0
-        assert connection._tasks == set()
+        assert connection.tasks == set()
 
 
 async def test_handlers_end_with_the_connection() -> None:

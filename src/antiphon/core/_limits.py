@@ -44,6 +44,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     session_bytes: int = 16 * MIB
     #: Updates that arrive for a session not yet known.
     unknown_session_updates: int = 256
+    #: Notifications of the peer (updates are none of them) that wait for their handlers, which run one
+    #: at a time. Above it reading stops, so the sender feels it, for `notification_timeout` at most.
+    queue_notifications: int = 4096
+    #: The same in frame bytes.
+    notification_bytes: int = 16 * MIB
+    #: A handler that keeps as many waiting for as long: then reading goes on and what comes is let go.
+    notification_timeout: float = 10.0
     #: Output that the peer has not taken. Above it further requests are answered -32603 "Server busy";
     #: above twice as much the connection is closed: the peer asks and does not read.
     unsent_bytes: int = 64 * MIB

@@ -120,18 +120,21 @@ class ResponseEvent(msgspec.Struct):
 class Refusal(msgspec.Struct):
     """A frame that is no legal message: send `reply`.
 
-    `reason` is for logs, `noise` the beginning of the frame if it was no JSON.
+    `event` and `facts` are what to tell an operator (runtime-semantics §18), `noise` the beginning of
+    the frame if it was no JSON.
     """
 
     reply: bytes
-    reason: str
+    event: Literal["invalid_request_frame", "parse_error"]
+    facts: dict[str, Any]
     noise: bytes | None = None
 
 
 class Ignored(msgspec.Struct):
-    """A frame that must have no effect; `reason` and `noise` as in `Refusal`."""
+    """A frame that must have no effect; `event`, `facts` and `noise` as in `Refusal`."""
 
-    reason: str
+    event: Literal["late_response", "malformed_response", "refused_by_peer", "noise"]
+    facts: dict[str, Any]
     noise: bytes | None = None
 
 
@@ -149,6 +152,8 @@ _NULL: Final = b"null"
 _VERSION: Final = b'"2.0"'
 #: What is kept of noise, and looked at of a frame that cannot be decoded.
 _KEPT: Final = 4096
+#: What an operator is shown of what a peer wrote.
+_SHOWN: Final = 200
 #: A longer id is no legal one: each is kept while its request is open, and sent back. Real ids are
 #: counters and UUIDs.
 _ID_BYTES: Final = 4096
@@ -175,13 +180,13 @@ _MEMBER = re.compile(_PAIR)
 class _Salvaged(msgspec.Struct):
     """What is known for certain of a frame that is not read.
 
-    `id` is raw, None where it was not seen; `asked` tells whether it is a request or notification,
-    `named` whether its method was seen.
+    `id` and `method` are raw, None where they were not seen; `asked` tells whether it is a request or
+    notification.
     """
 
     id: bytes | None
+    method: bytes | None
     asked: bool
-    named: bool
 
 
 def _salvage(head: bytes, tail: bytes) -> _Salvaged:
@@ -193,9 +198,15 @@ def _salvage(head: bytes, tail: bytes) -> _Salvaged:
         following = start["next"]
     if end := _TAIL.search(tail):
         known.update(_MEMBER.findall(end[1]))
-    named = b'"method"' in known
+    method = known.get(b'"method"')
     # The member that is no scalar is what makes such a frame long or deep: parameters or a result.
-    return _Salvaged(known.get(b'"id"'), named or following == b'"params"', named)
+    asked = method is not None or following == b'"params"'
+    return _Salvaged(known.get(b'"id"'), method, asked)
+
+
+def _shown(raw: bytes) -> str:
+    """The beginning of what the peer wrote, for an operator."""
+    return raw[:_SHOWN].decode("utf-8", "replace")
 
 
 def _key(raw: bytes) -> bytes:
@@ -296,14 +307,16 @@ class Protocol:
         if envelope.id is UNSET:
             if result is UNSET and error is UNSET:
                 return self._refuse(-32600, "Invalid request", None, {"reason": "no method"})
-            return Ignored("a response without an id")
+            return Ignored("malformed_response", {"id": None, "reason": "no id"})
         id_ = bytes(envelope.id)
         call = self.calls.pop(id_, None)
         if call is None:
             if result is UNSET and error is UNSET:
                 known = id_ if _legal_id(id_) else None
                 return self._refuse(-32600, "Invalid request", known, {"reason": "no method"})
-            return Ignored("a response to no open call")
+            if id_ == _NULL and error is not UNSET:
+                return Ignored("refused_by_peer", {"error": _shown(bytes(error))})
+            return Ignored("late_response", {"id": _shown(id_)})
         # A result wins over an error beside it (runtime-semantics §2.1), but null beside an error is
         # only how some peers write that there is no result.
         if error is UNSET or (result is not UNSET and not (_is_null(result) and _is_object(error))):
@@ -339,7 +352,9 @@ class Protocol:
             return self._refuse_deep(frame)
         except msgspec.DecodeError:
             return self._refuse_noise(frame)
-        return self._refuse(-32600, "Invalid request", None, {"reason": "not an object"})
+        array = text.lstrip()[:1] == b"["
+        reason = "batch_array" if array else "not an object"
+        return self._refuse(-32600, "Invalid request", None, {"reason": reason})
 
     def _refuse_noise(self, frame: bytes) -> Event:
         noise = frame[:_KEPT]
@@ -347,10 +362,9 @@ class Protocol:
         # only start an exchange of errors. What looks like an object gets the answer that JSON-RPC
         # asks for.
         if self.side == "client" and frame.lstrip()[:1] != b"{":
-            return Ignored("the peer wrote something that is no message", noise)
-        return Refusal(
-            error_frame(_NULL, -32700, "Parse error"), "Parse error: the frame is no JSON", noise
-        )
+            return Ignored("noise", {"begins": _shown(frame)}, noise)
+        facts = {"reason": "no JSON", "begins": _shown(frame)}
+        return Refusal(error_frame(_NULL, -32700, "Parse error"), "parse_error", facts, noise)
 
     def _refuse_object(self, loose: _LooseEnvelope) -> Event:
         """An object whose method is no string, or that says it is of another JSON-RPC version."""
@@ -363,7 +377,8 @@ class Protocol:
             # A malformed response must fail its caller and is never answered.
             call = None if id_ is None else self.calls.pop(id_, None)
             if call is None:
-                return Ignored("a malformed response to no open call")
+                facts = {"id": None if id_ is None else _shown(id_), "reason": "jsonrpc"}
+                return Ignored("malformed_response", facts)
             error = RemoteProtocolError("the answer is malformed: it is not of JSON-RPC 2.0")
             return ResponseEvent(call, None, error)
         reason = 'jsonrpc is not "2.0"' if odd else "method is no string"
@@ -387,22 +402,40 @@ class Protocol:
         except (msgspec.DecodeError, RecursionError):
             found = _salvage(frame[:_KEPT], frame[-_KEPT:])
         else:
-            asked = loose.method is not UNSET
-            found = _Salvaged(None if loose.id is UNSET else bytes(loose.id), asked, asked)
+            id_ = None if loose.id is UNSET else bytes(loose.id)
+            method = None if loose.method is UNSET else bytes(loose.method)
+            found = _Salvaged(id_, method, asked=method is not None)
         data = {"reason": "too_deep", "limit": limit}
         return self._refuse_unread(found, LimitExceeded("json_depth", limit), data)
 
-    def _refuse_unread(self, found: _Salvaged, failed: LimitExceeded, data: Any) -> Event:
-        id_ = found.id
-        if id_ is not None:
-            if not found.asked and (call := self.calls.pop(id_, None)) is not None:
-                return ResponseEvent(call, None, failed)
-            if found.named and _legal_id(id_):
-                return self._refuse(-32600, "Invalid request", id_, data)
-        return self._refuse(-32700, "Parse error", None, data)
+    def _refuse_unread(
+        self, found: _Salvaged, failed: LimitExceeded, data: dict[str, Any]
+    ) -> Event:
+        id_, method = found.id, found.method
+        if id_ is not None and not found.asked and (call := self.calls.pop(id_, None)) is not None:
+            return ResponseEvent(call, None, failed)
+        # What is lost is told by name where that was seen: it may have been an update.
+        facts = data | {
+            "size": failed.size,
+            "method": None if method is None else _shown(method.strip(b'"')),
+        }
+        if id_ is not None and method is not None and _legal_id(id_):
+            return self._refuse(-32600, "Invalid request", id_, data, facts)
+        reply = error_frame(_NULL, -32700, "Parse error", data)
+        return Refusal(reply, "parse_error", facts)
 
-    def _refuse(self, code: int, message: str, id_: bytes | None, data: Any) -> Refusal:
-        return Refusal(error_frame(id_ or _NULL, code, message, data), f"{message}: {data}")
+    def _refuse(
+        self,
+        code: int,
+        message: str,
+        id_: bytes | None,
+        data: dict[str, Any],
+        facts: dict[str, Any] | None = None,
+    ) -> Refusal:
+        # An id that is being handled gets its one response from its handler.
+        known = _NULL if id_ is None or self.is_open(id_) else id_
+        told = {"id": None if id_ is None else _shown(id_)} | (facts or data)
+        return Refusal(error_frame(known, code, message, data), "invalid_request_frame", told)
 
     # ------------------------------------------------------------------ the peer's requests
 

@@ -4,12 +4,16 @@ Previous station of a frame: `core.Protocol`; next: the handler, by way of a `Ro
 and in which order its updates are seen is left to `antiphon.sessions`.
 """
 
-from antiphon.runtime._connection import Connection, FutureCall, InboundCall, OutboundCall
+from antiphon.runtime._connection import Connection
 from antiphon.runtime._context import Context
+from antiphon.runtime._incoming import InboundCall
+from antiphon.runtime._outgoing import FutureCall, OutboundCall
+from antiphon.runtime._reply import DEFERRED, Reply, deferrable
 from antiphon.runtime._router import NoticeRoute, RequestRoute, Router
 from antiphon.runtime._telemetry import EVENTS, EventSpec, TelemetryEvent
 
 __all__ = [
+    "DEFERRED",
     "EVENTS",
     "Connection",
     "Context",
@@ -18,7 +22,9 @@ __all__ = [
     "InboundCall",
     "NoticeRoute",
     "OutboundCall",
+    "Reply",
     "RequestRoute",
     "Router",
     "TelemetryEvent",
+    "deferrable",
 ]

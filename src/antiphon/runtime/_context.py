@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from antiphon._errors import LocalProtocolError
+from antiphon.runtime._reply import Obligation, Reply
+
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Sequence
 
-    from antiphon.runtime._connection import Connection, InboundCall
+    from antiphon.runtime._connection import Connection
+    from antiphon.runtime._incoming import InboundCall
 
 __all__ = ["Context"]
 
@@ -18,9 +23,11 @@ class Context:
     Attributes:
         method: its wire name.
         session_id: the session its parameters name, or "".
+        rx_seq: position of its frame among all that came on this connection, from 1: what came
+            earlier has a smaller one, of whatever kind it was.
     """
 
-    __slots__ = ("call", "connection", "method", "raw_params", "session_id")
+    __slots__ = ("call", "connection", "method", "raw_params", "rx_seq", "session_id")
 
     def __init__(
         self,
@@ -36,6 +43,7 @@ class Context:
         #: The same as `raw`, not copied: `msgspec.Raw`, or None where the peer sent none.
         self.raw_params = raw
         self.call = call
+        self.rx_seq = 0 if call is None else call.rx_seq
 
     @property
     def raw(self) -> bytes:
@@ -49,6 +57,35 @@ class Context:
     def cancelled(self) -> bool:
         """Whether the peer asked to cancel this request (`$/cancel_request`)."""
         return self.call is not None and self.call.cancelled
+
+    def defer(self, adopter: asyncio.Task[Any] | None = None) -> Reply:
+        """Answer later: the handler then returns `antiphon.DEFERRED`, and whoever has the reply sends it.
+
+        ::
+
+            async def read_text_file(self, params, ctx):
+                self.reads.put_nowait((params, ctx.defer()))
+                return DEFERRED
+
+        Until then the request counts as being handled. A handler that raises after this answers with
+        that error, and the reply is void.
+
+        Args:
+            adopter: who will answer. When it ends without having done so, the request is answered
+                -32603, or -32800 if the peer has cancelled it.
+
+        Raises:
+            LocalProtocolError: it is a notification, or deferred already.
+        """
+        call = self.call
+        if call is None or call.deferred is not None:
+            what = "has no answer" if call is None else "is deferred already"
+            msg = f"{self.method} {what}"
+            raise LocalProtocolError(msg)
+        call.deferred = obligation = Obligation(self.connection, call)
+        if adopter is not None:
+            obligation.adopted_by(adopter)
+        return Reply(obligation)
 
     @property
     def roots(self) -> Sequence[str]:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from antiphon._errors import ConnectionClosed
-    from antiphon.runtime._connection import InboundCall
     from antiphon.runtime._context import Context
+    from antiphon.runtime._incoming import InboundCall
 
 __all__ = ["NoticeRoute", "RequestRoute", "Router"]
 

@@ -62,7 +62,10 @@ EVENTS: Final[dict[str, EventSpec]] = {
         "peer", WARNING, "dropped a request whose id is in flight already", ("id", "method")
     ),
     "inbound_shed": EventSpec(
-        "operational", WARNING, "refused a request: server busy", ("id", "method", "limit")
+        "operational",
+        WARNING,
+        "refused a request: server busy",
+        ("id", "method", "reason", "limit"),
     ),
     "handler_crash": EventSpec(
         "operational", ERROR, "a handler failed", ("what", "method", "error")
@@ -75,7 +78,7 @@ EVENTS: Final[dict[str, EventSpec]] = {
         "peer", DEBUG, "ignored a notification", ("method", "reason")
     ),
     "undecodable_notification": EventSpec(
-        "peer", WARNING, "dropped a notification that cannot be decoded", ("method", "error")
+        "peer", WARNING, "dropped a notification that cannot be decoded", ("method", "reason")
     ),
     "notification_shed": EventSpec(
         "operational",
@@ -84,17 +87,23 @@ EVENTS: Final[dict[str, EventSpec]] = {
         ("method", "waiting", "limit"),
     ),
     # frames that are no message, or no message for us
-    "invalid_request_frame": EventSpec("peer", WARNING, "refused a frame", ("reason",)),
+    "invalid_request_frame": EventSpec(
+        "peer", WARNING, "refused a frame", ("id", "reason", "limit", "size", "method")
+    ),
     "parse_error": EventSpec(
-        "peer", WARNING, "refused a frame that cannot be read", ("reason", "begins")
+        "peer",
+        WARNING,
+        "refused a frame that cannot be read",
+        ("reason", "begins", "limit", "size", "method"),
     ),
     "noise": EventSpec("peer", INFO, "ignored what is no message", ("begins",)),
-    "frame_too_large": EventSpec(
-        "peer", WARNING, "an over-long frame is lost", ("size", "limit", "method")
-    ),
+    "dispatch_failed": EventSpec("invariant", ERROR, "a frame could not be dispatched", ("error",)),
     # answers of the peer
     "late_response": EventSpec("peer", DEBUG, "ignored a response to no open call", ("id",)),
-    "malformed_response": EventSpec("peer", WARNING, "a response is malformed", ("id",)),
+    "malformed_response": EventSpec("peer", WARNING, "a response is malformed", ("id", "reason")),
+    "refused_by_peer": EventSpec(
+        "peer", WARNING, "the peer could not read something of ours", ("error",)
+    ),
     "call_timed_out": EventSpec(
         "operational", INFO, "a call was not answered in time", ("method", "seconds")
     ),
@@ -128,18 +137,15 @@ EVENTS: Final[dict[str, EventSpec]] = {
     "delivery": EventSpec(
         "operational",
         DEBUG,
-        "delivery of a session's updates",
+        "an update was queued for its turn, or updates were lost on their way to a consumer",
         ("session", "turn", "decision", "buffered", "ordinal", "delivered", "expected"),
     ),
     "empty_chunk_rejected": EventSpec(
         "operational", DEBUG, "an empty chunk was not sent", ("session",)
     ),
-    # Only our own mistake in raxol; here a handler that says nothing is allowed to.
+    # An invariant in raxol; here a handler that says nothing is allowed to.
     "zero_updates_turn": EventSpec(
-        "operational",
-        INFO,
-        "a turn ended without any update",
-        ("session", "stop_reason"),
+        "operational", INFO, "a turn ended without any update", ("session", "stop_reason")
     ),
     "session_full": EventSpec(
         "operational",
@@ -163,13 +169,14 @@ class Telemetry:
     def __init__(self, hook: Callable[[TelemetryEvent], None] | None) -> None:
         self.hook = hook
 
-    def emit(
-        self,
-        name: str,
-        facts: dict[str, Any],
-        error: BaseException | None = None,
-    ) -> None:
-        """Log one event, and hand it to the hook. `error` gives the log record its traceback."""
+    def emit(self, name: str, *, cause: BaseException | None = None, **facts: Any) -> None:
+        """Log one of `EVENTS`, and hand it to the hook.
+
+        Args:
+            name: which one.
+            cause: gives the log record its traceback; the hook is not told of it.
+            facts: what is known; those that the table lists for the event, or some of them.
+        """
         spec = EVENTS[name]
         if log.isEnabledFor(spec.level):
             told = ", ".join(f"{key}={value!r}" for key, value in facts.items())
@@ -178,7 +185,7 @@ class Telemetry:
                 "%s%s",
                 spec.says,
                 f" ({told})" if told else "",
-                exc_info=error,
+                exc_info=cause,
                 extra={"acp_event": name, "acp_facts": facts},
             )
         if self.hook is None:

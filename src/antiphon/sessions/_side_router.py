@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from antiphon.runtime import NoticeRoute, RequestRoute
+from antiphon.runtime import NoticeRoute, RequestRoute, deferrable
 from antiphon.schema import decode_params
 from antiphon.sessions._extension import extension_routes
 from antiphon.sessions._methods import allowed_by, encode_result_of, table
@@ -68,7 +68,10 @@ class SideRouter:
         handler = None if row is None else self._handler_of(row)
         # Nothing is remembered of names that the peer makes up, nor of what is not offered yet.
         if row is not None and handler is not None:
-            plain = RequestRoute(partial(decode_params, row.params), handler, encode_result_of(row))
+            # What a side does with a result it does with one that comes later, too.
+            plain = RequestRoute(
+                partial(decode_params, row.params), deferrable(handler), encode_result_of(row)
+            )
             route = self._routes[method] = self._served(method, plain)
         return route
 

@@ -66,6 +66,12 @@ class MemoryTransport:
             self._receiver.pause_writing()
         peer._schedule()
 
+    @property
+    def unsent(self) -> int:
+        """Bytes of the frames on their way to the peer."""
+        peer = self._peer
+        return 0 if peer is None else peer._inbox_bytes
+
     def pause_reading(self) -> None:
         """Hold what arrives from now on."""
         self._paused = True

@@ -145,6 +145,11 @@ class StreamTransport:
         if self._writer is not None and frames and not self._closing:
             self._writer.write(join_frames(frames))
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait in memory for the descriptor to take them."""
+        return 0 if self._writer is None else self._writer.buffered
+
     def pause_reading(self) -> None:
         """Read and deliver nothing more; the end of the peer's output is not seen either."""
         self._paused = True

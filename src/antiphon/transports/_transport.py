@@ -56,6 +56,14 @@ class Transport(Protocol):
     def send(self, frames: list[bytes]) -> None:
         """Take frames (without line ends) and write as much as possible now, the rest when it can."""
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that `send` took and the peer has not taken yet, as far as this end can know.
+
+        Between `pause_writing` and `resume_writing` it is what senders that cannot wait pile up.
+        """
+        ...
+
     def pause_reading(self) -> None:
         """Deliver nothing more for now; what is buffered below may fill up. Idempotent.
 

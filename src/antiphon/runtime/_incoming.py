@@ -1,0 +1,306 @@
+"""Requests of the peer: checked, served in tasks of their own, answered exactly once.
+
+Responsible for the order of the checks (runtime-semantics §5), for the one boundary between exceptions
+and the wire (`_serve`), for what waits while the handshake is handled, and for cancellation by the
+peer. Leaves to the `Router` which handler serves a method and what serving it means, to
+`core.Protocol` the table of ids, and to `_reply` answers that come after their handler has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from antiphon._errors import (
+    ENDING,
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    LimitExceeded,
+    MethodNotFound,
+    RequestCancelled,
+    RequestError,
+)
+from antiphon.runtime._reply import DEFERRED, settled
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from antiphon.core import NotificationEvent, RequestEvent
+    from antiphon.runtime._connection import Connection
+    from antiphon.runtime._context import Context
+    from antiphon.runtime._reply import Obligation
+    from antiphon.runtime._router import RequestRoute, Router
+
+__all__ = ["InboundCall", "Incoming"]
+
+log = logging.getLogger("antiphon.connection")
+
+#: How much of an unknown method's name is repeated to the peer.
+_METHOD_CHARACTERS = 256
+
+
+class InboundCall:
+    """A request of the peer that is being handled."""
+
+    __slots__ = (
+        "after",
+        "answered",
+        "cancelled",
+        "deferred",
+        "id",
+        "method",
+        "rx_seq",
+        "started",
+        "task",
+        "withdrawn",
+    )
+
+    def __init__(self, id_: bytes, method: str, rx_seq: int = 0) -> None:
+        self.id = id_
+        self.method = method
+        #: Position of its frame among all that came on the connection, from 1.
+        self.rx_seq = rx_seq
+        self.cancelled = False
+        #: Whether it got its response from `Connection.answer`, so that its handler need not run.
+        self.answered = False
+        #: Whether its task has begun: one that has not would never see its own cancellation.
+        self.started = False
+        #: Whether it was cancelled before that, so that its handler need not run either.
+        self.withdrawn = False
+        #: Set from `ctx.defer()` until the reply.
+        self.deferred: Obligation | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.after: list[Callable[[], Awaitable[None] | None]] = []
+
+
+class Incoming:
+    """The peer's requests on one connection."""
+
+    def __init__(self, connection: Connection, router: Router) -> None:
+        self._connection = connection
+        self._router = router
+        self._protocol = connection.protocol
+        self._limits = connection.limits
+        self._writer = connection.writer
+        self._send = connection.send
+        #: The handshake being handled: what arrives meanwhile waits here, in order.
+        self._held: list[tuple[RequestEvent | NotificationEvent, int]] | None = None
+
+    # ------------------------------------------------------------------ the handshake
+
+    @property
+    def holding(self) -> bool:
+        """Whether the handshake is being handled, so that all else has to wait."""
+        return self._held is not None
+
+    def hold(self, event: RequestEvent | NotificationEvent, rx_seq: int) -> None:
+        """Let a message wait for the end of the handshake."""
+        if self._held is not None:
+            self._held.append((event, rx_seq))
+            self._connection.queued_bytes += len(event.frame)
+
+    def _handshake_handled(self, *, succeeded: bool) -> None:
+        """Let what arrived during `initialize` through, in its order (agent side)."""
+        if succeeded:
+            self._connection.initialized = True
+        held, self._held = self._held, None
+        for event, rx_seq in held or ():
+            self._connection.release(len(event.frame))
+            self._connection.dispatch(event, rx_seq)
+
+    # ------------------------------------------------------------------ a request comes
+
+    def request_received(self, event: RequestEvent, rx_seq: int) -> None:
+        """Check it and start its handler, or answer at once with what is wrong with it."""
+        id_, method = event.id, event.method
+        if self._protocol.is_open(id_):
+            # Answering would give that id two responses, whatever else is wrong with the second.
+            self._connection.emit("duplicate_inflight_id", id=_text(id_), method=_short(method))
+            return
+        call = InboundCall(id_, method, rx_seq)
+        try:
+            self._accept(event, call)
+        except ENDING:
+            raise
+        except BaseException as error:  # noqa: BLE001  (the boundary)
+            # If it was not open yet, it is now: it gets its one answer like any other.
+            self._protocol.open(id_, call)
+            self._answer_error(call, error)
+
+    def _accept(self, event: RequestEvent, call: InboundCall) -> None:
+        """Check a request and start its handler; raises what it is refused with."""
+        connection, method = self._connection, event.method
+        if connection.initialized:
+            if method == "initialize":
+                raise InvalidRequest({"reason": "already initialized"})
+        elif connection.side == "agent" and method != "initialize":
+            raise InvalidRequest({"method": method, "reason": "initialize required"})
+        self._check_capacity(call)
+        route = self._router.request_route(method)
+        if route is None:
+            raise MethodNotFound(_short(method))
+        try:
+            params = route.decode(event.params)
+        except RecursionError:
+            raise InvalidParams("nested too deeply") from None
+        except ValueError as error:  # msgspec's are among them; their text names the field
+            raise InvalidParams(str(error)) from error
+        self._protocol.open(call.id, call)
+        context = self._router.context(method, event.params, params, call)
+        if route.accept is not None:
+            params = route.accept(params, context)
+        if method == "initialize":
+            self._held = []
+        # No callback that forgets it at its end, as `create_task` has: `_serve` does.
+        call.task = task = connection.loop.create_task(self._serve(call, route, params, context))
+        connection.tasks.add(task)
+
+    def _check_capacity(self, call: InboundCall) -> None:
+        """Refuse what this side has no room for: too many at once, or answers that nobody takes."""
+        limit = self._limits.inbound_requests
+        if len(self._protocol.requests) >= limit:
+            reason = "too many concurrent inbound requests"
+        elif self._writer.full:
+            limit = self._limits.unsent_bytes
+            reason = "limit unsent_bytes exceeded"
+        else:
+            return
+        self._connection.emit(
+            "inbound_shed",
+            id=_text(call.id),
+            method=_short(call.method),
+            reason=reason,
+            limit=limit,
+        )
+        raise InternalError({"reason": reason, "limit": limit}, "Server busy")
+
+    async def _serve(
+        self, call: InboundCall, route: RequestRoute, params: Any, context: Context
+    ) -> None:
+        """Run one handler and answer, whatever happens: the boundary between exceptions and the wire."""
+        succeeded = False
+        call.started = True
+        try:
+            try:
+                if call.answered:
+                    return
+                if call.withdrawn:
+                    raise RequestCancelled  # noqa: TRY301  (the same boundary answers it)
+                value = await route.invoke(params, context)
+                if value is DEFERRED or call.deferred is not None:
+                    value = await settled(value, context)
+                frame = self._protocol.result(call.id, route.encode(value))
+                succeeded = frame is not None
+                if frame is not None:
+                    self._send(frame, now=len(self._protocol.requests) == 0)
+            except asyncio.CancelledError:
+                if self._connection.closed:
+                    raise
+                self._answer_error(call, RequestCancelled())
+            except GeneratorExit:
+                raise
+            except ENDING as error:  # the programme ends, but the peer knows why
+                self._answer_error(call, error)
+                self._writer.flush()
+                raise
+            except BaseException as error:  # noqa: BLE001  (the boundary)
+                self._answer_error(call, error)
+        finally:
+            if call.deferred is not None:
+                call.deferred.release()
+            if call.task is not None:
+                self._connection.tasks.discard(call.task)
+            if call.method == "initialize":
+                self._handshake_handled(succeeded=succeeded)
+        if succeeded:
+            for act in call.after:
+                self._connection.run_soon(act)
+
+    # ------------------------------------------------------------------ its one answer
+
+    def answer(self, call: InboundCall, body: bytes) -> bool:
+        """Answer a request in its handler's place, whose task is cancelled; False if it is answered."""
+        frame = self._protocol.result(call.id, body)
+        if frame is None:
+            return False
+        call.answered = True
+        self._send(frame)
+        if call.started and call.task is not None:
+            call.task.cancel()
+        return True
+
+    def _answer_error(self, call: InboundCall, error: BaseException) -> None:
+        """Answer with an error; only a `RequestError` says anything about itself to the peer."""
+        if isinstance(error, RequestError):
+            code, message, data = error.code, error.message, error.data
+        elif isinstance(error, LimitExceeded):
+            code, message = -32603, "Internal error"
+            data = {"reason": f"limit {error.limit} exceeded", "limit": error.maximum}
+            log.warning("the answer to %s is refused: %s", call.method, error)
+        else:
+            code, message, data = -32603, "Internal error", None
+            self._connection.emit(
+                "handler_crash",
+                cause=error,
+                what="request",
+                method=_short(call.method),
+                error=type(error).__name__,
+            )
+        try:
+            frame = self._protocol.error(call.id, code, message, data)
+        except Exception:
+            # The handler's error holds what is no JSON, but an answer is owed.
+            log.exception("the error of %s cannot be encoded", call.method)
+            frame = self._protocol.error(call.id, code, str(message))
+        if frame is not None:
+            self._send(frame, now=len(self._protocol.requests) == 0)
+
+    # ------------------------------------------------------------------ cancelled by the peer
+
+    def cancel_received(self, event: NotificationEvent) -> bool:
+        """`$/cancel_request`: False if it is about no open request, and so means nothing."""
+        try:
+            requested = _decode_cancel(event.params if event.params is not None else b"null")
+        except (msgspec.DecodeError, RecursionError):
+            log.debug("ignored an undecodable $/cancel_request")
+            return False
+        call = self._protocol.request_of(bytes(requested.request_id))
+        if not isinstance(call, InboundCall):
+            return False
+        if not call.cancelled:
+            self._cancel(call)
+        return True
+
+    def _cancel(self, call: InboundCall) -> None:
+        deferred = call.deferred
+        if deferred is not None and deferred.over:
+            return  # its reply is on its way
+        call.cancelled = True
+        if self._router.cancelled(call):
+            return
+        if deferred is not None and deferred.cancel():
+            return
+        if call.started and call.task is not None:
+            call.task.cancel()
+        else:
+            call.withdrawn = True
+
+
+class _CancelParams(msgspec.Struct, rename="camel"):
+    request_id: msgspec.Raw
+
+
+_decode_cancel = msgspec.json.Decoder(_CancelParams).decode
+
+
+def _text(raw_id: bytes) -> str:
+    """A raw id, for telemetry."""
+    return raw_id[:64].decode("utf-8", "replace")
+
+
+def _short(method: str) -> str:
+    return method if len(method) <= _METHOD_CHARACTERS else method[:_METHOD_CHARACTERS]

@@ -1,0 +1,154 @@
+"""What leaves: frames of one turn of the loop in one write, and an end to what nobody reads.
+
+Frames queued within one turn of the event loop leave in one `send` of the transport, and a lone
+request or answer leaves at once (it is on somebody's critical path). Leaves to the transport how bytes
+are written and kept, and to `Connection` what becomes of a peer that does not read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from antiphon._errors import ConnectionClosed
+    from antiphon.transports import Transport
+
+__all__ = ["Writer"]
+
+#: Queued bytes that leave without waiting for the end of the loop's turn: about one pipe.
+_FLUSH_BYTES = 1 << 16
+
+
+class Writer:
+    """The one writer of a connection.
+
+    Args:
+        loop: the connection's.
+        transport: what it writes to; started by somebody else.
+        record: called with ("out", frame) for every frame, in order; must not raise.
+        unsent_bytes: how much may wait in the transport before the peer counts as busy.
+        full: called with the bytes that wait when they are more than that, once until there is room;
+            not from inside `send`.
+        stuck: called once, with the bytes that wait, when they are more than twice that; likewise.
+    """
+
+    __slots__ = (
+        "_armed",
+        "_full",
+        "_full_told",
+        "_limit",
+        "_loop",
+        "_out",
+        "_out_bytes",
+        "_record",
+        "_room",
+        "_stuck",
+        "_stuck_told",
+        "_transport",
+        "paused",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: Transport,
+        record: Callable[[str, bytes], None] | None,
+        unsent_bytes: int,
+        *,
+        full: Callable[[int], None],
+        stuck: Callable[[int], None],
+    ) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._record = record
+        self._limit = unsent_bytes
+        self._full = full
+        self._full_told = False
+        self._stuck = stuck
+        self._stuck_told = False
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._armed = False  # a flush is sure to come in this turn of the loop
+        #: Whether the transport asked for patience.
+        self.paused = False
+        self._room: list[asyncio.Future[None]] = []
+
+    # ------------------------------------------------------------------ frames out
+
+    def send(self, frame: bytes, *, now: bool = False) -> None:
+        """Queue a frame; `now` lets a lone one leave without waiting for the loop's next turn."""
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if self._out_bytes > _FLUSH_BYTES or (now and not self._armed):
+            self._write()
+        elif not self._armed:
+            self._armed = True
+            self._loop.call_soon(self.flush)
+
+    def gather(self) -> None:
+        """Whoever calls this will `flush` within this turn of the loop: no frame leaves alone."""
+        self._armed = True
+
+    def flush(self) -> None:
+        """Hand what is queued to the transport."""
+        self._armed = False
+        if self._out:
+            self._write()
+
+    def _write(self) -> None:
+        out, self._out, self._out_bytes = self._out, [], 0
+        if self._record is not None:
+            for frame in out:
+                self._record("out", frame)
+        self._transport.send(out)
+        if self.paused:
+            self._look()
+
+    # ------------------------------------------------------------------ what the peer does not take
+
+    @property
+    def full(self) -> bool:
+        """Whether more waits than `unsent_bytes`."""
+        return self.paused and self._transport.unsent > self._limit
+
+    def _look(self) -> None:
+        unsent = self._transport.unsent
+        if unsent <= self._limit:
+            return
+        if not self._full_told:
+            self._full_told = True
+            self._loop.call_soon(self._full, unsent)
+        if unsent > 2 * self._limit and not self._stuck_told:
+            self._stuck_told = True
+            # Not from here: whoever sends is in the middle of something.
+            self._loop.call_soon(self._stuck, unsent)
+
+    def pause(self) -> None:
+        """The transport's: senders that can wait, should (`wait`)."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """The transport's: there is room again."""
+        self.paused = self._full_told = False
+        room, self._room = self._room, []
+        for future in room:
+            if not future.done():
+                future.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait for `resume`, or raise what `fail` was given."""
+        # One future each: a shared one would be cancelled for all by the first who gives up.
+        future = self._loop.create_future()
+        self._room.append(future)
+        await future
+
+    def fail(self, error: Callable[[], ConnectionClosed]) -> None:
+        """Fail everybody who waits for room, each with an exception of their own."""
+        room, self._room = self._room, []
+        for future in room:
+            if not future.done():
+                future.set_exception(error())
+                future.exception()  # a waiter that was cancelled meanwhile is no news

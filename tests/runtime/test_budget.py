@@ -1,0 +1,141 @@
+"""What waits is counted, and reading stops and goes on by it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.runtime.raw_peer import (
+    BOUND,
+    bounded,
+    good,
+    linked,
+    raw,
+    turns,
+    update,
+)
+
+from antiphon._errors import (
+    LimitExceeded,
+)
+from antiphon.runtime import FutureCall, OutboundCall
+
+
+async def test_reading_stops_past_the_budget_and_goes_on_when_room_is_made() -> None:
+    async with linked("client", queue_bytes=1000) as link:
+        link.side.queue_updates = True
+        link.side.serve("good", good)
+        for _ in range(20):
+            link.peer.send(update(100))
+            await turns(2)
+
+        assert len(link.side.updates) == 11  # the first past the budget is taken
+        assert link.connection.queued_bytes == 1100
+        assert link.transport.reading == ["pause"]
+
+        link.connection.release(50)
+        assert link.transport.reading == ["pause"]
+        link.connection.release(50)
+        assert link.transport.reading == ["pause", "resume"]
+        # All the rest came together with the first, and is one delivery: the budget is looked at
+        # once for each.
+        await turns()
+        assert len(link.side.updates) == 20
+        assert link.transport.reading == ["pause", "resume", "pause"]
+        link.connection.release(link.connection.queued_bytes)
+        link.peer.ask(1, "good")
+        await link.peer.answer_to(1)
+
+
+async def test_while_a_call_may_be_awaited_reading_goes_on_into_the_overdraft() -> None:
+    async with linked("client", queue_bytes=1000) as link:
+        link.side.queue_updates = True
+        task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
+        await link.peer.have(1)
+
+        for _ in range(15):
+            link.peer.send(update(100))
+            await turns(2)
+        assert link.transport.reading == []
+        link.peer.answer(1, "behind the updates")
+
+        assert raw(await bounded(task)) == "behind the updates"
+        assert len(link.side.updates) == 15
+        assert link.transport.reading == ["pause"]  # nobody waits for an answer any more
+        link.connection.release(1500)
+
+
+async def test_a_call_whose_caller_gave_up_keeps_no_reading_alive() -> None:
+    async with linked("client", queue_bytes=1000) as link:
+        link.side.queue_updates = True
+        call = FutureCall("x/y", asyncio.get_running_loop().create_future())
+        link.connection.open_call(call, None, BOUND)
+        timer = call.timer
+        assert timer is not None
+
+        link.connection.abandon(call)
+        link.peer.send(*[update(100)] * 12)
+        await turns(2)
+
+        assert timer.cancelled()
+        assert link.transport.reading == ["pause"]
+        link.connection.release(1200)
+
+
+async def test_a_call_made_while_reading_is_stopped_starts_it_again() -> None:
+    async with linked("client", queue_bytes=1000) as link:
+        link.side.queue_updates = True
+        link.peer.send(*[update(100)] * 12)
+        await turns(2)
+        assert link.transport.reading == ["pause"]
+
+        task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
+        await link.peer.have(1)
+        link.peer.answer(1, "answered")
+
+        assert raw(await bounded(task)) == "answered"
+        assert link.transport.reading == ["pause", "resume", "pause"]
+        link.connection.release(1200)
+        assert link.transport.reading[-1] == "resume"
+
+
+async def test_an_open_turn_does_not_keep_reading_alive() -> None:
+    class Prompt(OutboundCall):
+        def answered(self, result: Any, error: Exception | None) -> None: ...
+
+    async with linked("client", queue_bytes=1000) as link:
+        link.side.queue_updates = True
+        link.connection.open_call(Prompt("session/prompt", blocking=False), None)
+        link.peer.send(*[update(100)] * 12)
+        await turns(2)
+
+        assert link.transport.reading == ["pause"]
+        link.connection.release(1200)
+
+
+async def test_past_the_overdraft_the_call_fails_and_so_does_the_next() -> None:
+    async with linked("client", queue_bytes=1000) as link:
+        link.side.queue_updates = True
+        task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
+        await link.peer.have(1)
+
+        link.peer.send(*[update(100)] * 21)
+
+        with pytest.raises(LimitExceeded) as caught:
+            await bounded(task)
+        assert (caught.value.limit, caught.value.maximum) == ("queue_bytes", 1000)
+        assert caught.value.size == 2100
+        assert link.transport.reading == ["pause"]
+        assert (await link.peer.have(2))[1]["params"] == {"requestId": 1}
+        with pytest.raises(LimitExceeded):
+            await link.connection.request("x/y", None, BOUND)
+        assert link.transport.reading == ["pause"]
+        assert len(link.peer.frames) == 2
+
+        link.connection.release(1000)  # in the overdraft still: a call is possible again
+        task = asyncio.create_task(link.connection.request("x/z", None, BOUND))
+        await link.peer.have(3)
+        link.peer.answer(2, "answered")
+        assert raw(await bounded(task)) == "answered"
+        link.connection.release(1100)

@@ -1,0 +1,938 @@
+"""Requests of the peer: what is refused, answered, cancelled, and that each gets exactly one response."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime.raw_peer import (
+    SIDES,
+    Gate,
+    Hard,
+    Link,
+    bounded,
+    good,
+    linked,
+    raw,
+    turns,
+)
+
+from antiphon._errors import (
+    ConnectionClosed,
+    InvalidParams,
+    NotInitialized,
+    RemoteProtocolError,
+    RequestError,
+    ResourceNotFound,
+)
+from antiphon.schema import decode, v1_unstable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from antiphon.core import Side
+    from antiphon.runtime import InboundCall
+
+
+# --- ids -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.covers("R1-6", "FF-15")
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    "id_",
+    [
+        b"0",
+        b"-1",
+        b"9007199254740992",
+        b"9007199254740993",
+        b'""',
+        b'"1"',
+        b'"\\u00fc\\n"',
+        '"ü€😀"'.encode(),
+        b"1" * 100,
+    ],
+)
+async def test_ids_come_back_byte_for_byte_in_results_and_errors(side: Side, id_: bytes) -> None:
+    async with linked(side) as link:
+        link.side.serve("good", good)
+
+        link.peer.send(b'{"jsonrpc":"2.0","id":%s,"method":"good"}' % id_)
+        await link.peer.have(1)
+        link.peer.send(b'{"jsonrpc":"2.0","id":%s,"method":"bad"}' % id_)
+        await link.peer.have(2)
+
+        assert link.peer.frames[0] == b'{"jsonrpc":"2.0","id":%s,"result":{"good":true}}' % id_
+        assert link.peer.frames[1].startswith(b'{"jsonrpc":"2.0","id":%s,"error":{' % id_)
+
+
+@pytest.mark.covers("R1-6", "FF-15")
+async def test_both_directions_may_use_the_same_id_at_once() -> None:
+    gate = Gate("theirs")
+    async with linked() as link:
+        link.side.serve("slow", gate)
+        link.peer.ask(1, "slow")
+        await gate.entered()
+        ours = asyncio.create_task(link.connection.request("x/y", None, None))
+        assert (await link.peer.have(1))[0]["id"] == 1
+
+        link.peer.answer(1, "ours")
+
+        assert raw(await bounded(ours)) == "ours"
+        assert link.peer.responses(1) == []
+        gate.open()
+        assert (await link.peer.answer_to(1))["result"] == "theirs"
+
+
+@pytest.mark.covers("R1-6")
+@pytest.mark.parametrize("side", SIDES)
+async def test_a_request_with_an_id_in_flight_is_dropped(side: Side) -> None:
+    gate = Gate("first")
+    async with linked(side) as link:
+        link.side.serve("slow", gate)
+        link.side.serve("good", good)
+        link.peer.send(b'{"id":"a","method":"slow"}')
+        await gate.entered()
+
+        # Whatever is asked with it: its answer would be a second one.
+        link.peer.send(
+            b'{"id":"a","method":"slow"}',
+            b'{"id":"\\u0061","method":"good"}',
+            b'{"id":"a","method":"unknown"}',
+            b'{"id":"a","method":"initialize"}',
+        )
+        link.peer.ask(2, "good")
+        await link.peer.answer_to(2)
+        gate.open()
+        await link.peer.answer_to("a")
+        await turns()
+
+        assert [m["result"] for m in link.peer.responses("a")] == ["first"]
+        link.peer.send(b'{"id":"a","method":"good"}')  # free again
+        await link.peer.until(lambda: len(link.peer.responses("a")) == 2)
+
+
+# --- what is refused before its handler runs -----------------------------------------------------
+
+
+@pytest.mark.covers("R1-8", "R1-155", "FF-16")
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    "method", ["foo/bar", "_x/y", "", "ping", "$/cancel_request", "é", "good "]
+)
+async def test_an_unknown_request_is_method_not_found_with_its_name(
+    side: Side, method: str
+) -> None:
+    async with linked(side) as link:
+        link.side.serve("good", good)
+
+        link.peer.ask(1, method, {})
+
+        error = (await link.peer.answer_to(1))["error"]
+        assert (error["code"], error["data"]) == (-32601, method)
+
+
+async def test_of_an_absurdly_long_name_only_the_beginning_is_repeated() -> None:
+    async with linked() as link:
+        link.peer.ask(1, "m" * 100_000)
+
+        assert (await link.peer.answer_to(1))["error"]["data"] == "m" * 256
+
+
+@pytest.mark.covers("R1-7", "R1-10", "FF-16")
+@pytest.mark.parametrize("side", SIDES)
+async def test_notifications_are_never_answered(side: Side) -> None:
+    heard: list[Any] = []
+
+    async def hear(params: Any, context: Any) -> None:
+        heard.append(params)
+
+    async def fail(params: Any, context: Any) -> None:
+        raise RequestError.of(-32000, "no")
+
+    async with linked(side) as link:
+        link.side.hear("known", hear)
+        link.side.hear("failing", fail)
+        link.side.serve("good", good)
+
+        for method in ("known", "failing", "unknown", "_vendor/x", "$/x", "good", "initialize"):
+            link.peer.tell(method, {"a": 1})
+        link.peer.ask(9, "good")
+        await link.peer.answer_to(9)
+        await turns()
+
+        assert len(link.peer.frames) == 1
+        assert heard == [{"a": 1}]
+
+
+@pytest.mark.covers("R1-13")
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (b"{}", "cwd"),
+        (b'{"cwd":5,"mcpServers":[]}', "$.cwd"),
+        (b'{"cwd":null,"mcpServers":[]}', "$.cwd"),
+        (b"[]", "object"),
+        (b"7", "object"),
+        (b"null", "cwd"),
+    ],
+)
+async def test_bad_params_are_refused_naming_the_field(params: bytes, field: str) -> None:
+    async with linked() as link:
+        link.side.serve(
+            "session/new",
+            good,
+            decode=lambda raw: decode(v1_unstable.NewSessionRequest, raw or b"{}"),
+        )
+
+        link.peer.send(b'{"id":1,"method":"session/new","params":%s}' % params)
+
+        error = (await link.peer.answer_to(1))["error"]
+        assert error["code"] == -32602
+        assert field in error["data"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (RecursionError("internal"), -32602),
+        (KeyError("internal"), -32603),
+        (TypeError("internal"), -32603),
+        (InvalidParams({"reason": "path_not_absolute"}), -32602),
+    ],
+)
+async def test_whatever_a_decoder_does_the_request_is_answered(fault: Exception, code: int) -> None:
+    def failing(raw: Any) -> Any:
+        raise fault
+
+    async with linked() as link:
+        link.side.serve("x/y", good, decode=failing)
+
+        link.peer.ask(1, "x/y", {})
+
+        assert (await link.peer.answer_to(1))["error"]["code"] == code
+        assert b"internal" not in link.peer.frames[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [(ValueError("internal"), -32603), (ResourceNotFound("s"), -32002)]
+)
+async def test_what_is_refused_on_acceptance_is_answered_and_never_runs(
+    fault: Exception, code: int
+) -> None:
+    gate = Gate()
+
+    def refuse(params: Any, context: Any) -> Any:
+        raise fault
+
+    async with linked() as link:
+        link.side.serve("x/y", gate, accept=refuse)
+
+        link.peer.ask(1, "x/y")
+
+        assert (await link.peer.answer_to(1))["error"]["code"] == code
+        assert b"internal" not in link.peer.frames[0]
+        assert not gate.begun.is_set()
+        assert not link.connection.protocol.requests
+
+
+async def test_what_acceptance_returns_takes_the_place_of_the_params() -> None:
+    order: list[str] = []
+
+    def accept(params: Any, context: Any) -> Any:
+        order.append(f"accept {params['n']}")
+        return params["n"]
+
+    async def handle(number: Any, context: Any) -> Any:
+        order.append(f"handle {number}")
+        return number
+
+    async with linked() as link:
+        link.side.serve("x/y", handle, accept=accept)
+
+        link.peer.send(
+            b'{"id":1,"method":"x/y","params":{"n":1}}', b'{"id":2,"method":"x/y","params":{"n":2}}'
+        )
+        await link.peer.answer_to(2)
+
+        assert order == ["accept 1", "accept 2", "handle 1", "handle 2"]
+
+
+async def test_past_the_limit_of_requests_in_flight_the_answer_is_server_busy() -> None:
+    gate = Gate()
+    async with linked(inbound_requests=2) as link:
+        link.side.serve("slow", gate)
+        link.side.serve("good", good)
+        link.peer.ask(1, "slow")
+        link.peer.ask(2, "slow")
+        link.peer.ask(3, "good")
+
+        error = (await link.peer.answer_to(3))["error"]
+        assert error == {
+            "code": -32603,
+            "message": "Server busy",
+            "data": {"reason": "too many concurrent inbound requests", "limit": 2},
+        }
+        assert len(link.connection.protocol.requests) == 2
+        gate.open()
+        await link.peer.answer_to(2)
+        link.peer.ask(3, "good")
+        await link.peer.until(lambda: len(link.peer.responses(3)) == 2)
+        assert link.peer.responses(3)[1]["result"] == {"good": True}
+
+
+# --- the handshake -------------------------------------------------------------------------------
+
+
+@pytest.mark.covers("R1-30")
+async def test_an_agent_refuses_requests_and_drops_notifications_before_the_handshake() -> None:
+    heard: list[Any] = []
+
+    async def hear(params: Any, context: Any) -> None:
+        heard.append(params)
+
+    async with linked(initialized=False) as link:
+        link.side.serve("good", good)
+        link.side.hear("known", hear)
+
+        link.peer.tell("known", {})
+        link.peer.ask(1, "good")
+        link.peer.ask(2, "unknown")
+
+        for id_, method in ((1, "good"), (2, "unknown")):
+            error = (await link.peer.answer_to(id_))["error"]
+            assert error["code"] == -32600
+            assert error["data"] == {"method": method, "reason": "initialize required"}
+        assert not heard
+
+
+@pytest.mark.covers("R1-32")
+async def test_a_second_initialize_is_refused() -> None:
+    async with linked(initialized=False) as link:
+        link.side.serve("initialize", good)
+        link.peer.ask(1, "initialize")
+        await link.peer.answer_to(1)
+        assert link.connection.initialized
+
+        link.peer.ask(2, "initialize")
+
+        error = (await link.peer.answer_to(2))["error"]
+        assert (error["code"], error["data"]) == (-32600, {"reason": "already initialized"})
+
+
+async def test_what_follows_the_handshake_waits_for_it_and_is_served_in_order() -> None:
+    gate = Gate()
+    order: list[Any] = []
+
+    async def handle(params: Any, context: Any) -> Any:
+        order.append(params)
+        return params
+
+    async with linked(initialized=False) as link:
+        link.side.serve("initialize", gate)
+        link.side.serve("x/y", handle)
+        link.side.hear("x/z", handle, at_once=None)
+        link.peer.ask("i", "initialize")
+        link.peer.ask(1, "x/y", 1)
+        await gate.entered()
+        link.peer.ask("i", "initialize")  # an id in flight: dropped, when its turn comes
+        link.peer.ask(2, "x/y", 2)
+        link.peer.ask(3, "initialize")
+        link.peer.send(b"{}")  # what nobody serves is refused at once
+        await link.peer.have(1)
+        assert order == []
+        assert link.connection.queued_bytes > 0
+
+        gate.open()
+        await link.peer.have(6)
+
+        assert order == [1, 2]
+        assert [m["id"] for m in link.peer.messages][:2] == [None, "i"]
+        assert {m["id"] for m in link.peer.messages[2:]} == {1, 2, 3, "i"}
+        assert (await link.peer.answer_to(3))["error"]["data"] == {"reason": "already initialized"}
+        assert link.connection.queued_bytes == 0
+
+
+async def test_a_failed_handshake_may_be_tried_again() -> None:
+    outcomes: list[Any] = [RequestError.of(-32000, "not yet"), {"ok": True}]
+
+    async def initialize(params: Any, context: Any) -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async with linked(initialized=False) as link:
+        link.side.serve("initialize", initialize)
+        link.side.serve("good", good)
+
+        link.peer.ask(1, "initialize")
+        link.peer.ask(2, "good")
+        link.peer.ask(3, "initialize")
+        link.peer.ask(4, "good")
+        await link.peer.have(4)
+
+        assert "error" in (await link.peer.answer_to(1))
+        assert (await link.peer.answer_to(2))["error"]["code"] == -32600
+        assert "result" in (await link.peer.answer_to(3))
+        assert "result" in (await link.peer.answer_to(4))
+
+
+async def test_the_handshake_itself_can_be_cancelled() -> None:
+    gate = Gate()
+    async with linked(initialized=False) as link:
+        link.side.serve("initialize", gate)
+        link.peer.ask(1, "initialize")
+        await gate.entered()
+
+        link.peer.tell("$/cancel_request", {"requestId": 1})
+
+        assert (await link.peer.answer_to(1))["error"]["code"] == -32800
+        assert not link.connection.initialized
+
+
+async def test_a_cancellation_of_what_is_held_waits_behind_it() -> None:
+    handshake, slow = Gate(), Gate()
+    async with linked(initialized=False) as link:
+        link.side.serve("initialize", handshake)
+        link.side.serve("slow", slow)
+        link.peer.ask(1, "initialize")
+        link.peer.ask(2, "slow")
+        link.peer.tell("$/cancel_request", {"requestId": 2})
+        await handshake.entered()
+        await turns()
+
+        handshake.open()
+
+        assert (await link.peer.answer_to(2))["error"]["code"] == -32800
+        assert not slow.begun.is_set()
+
+
+async def test_what_is_held_during_the_handshake_counts_against_the_budget() -> None:
+    gate = Gate()
+    async with linked(initialized=False, queue_bytes=1000) as link:
+        link.side.serve("initialize", gate)
+        link.side.serve("good", good)
+        link.peer.ask(1, "initialize")
+        await gate.entered()
+        for number in range(10):
+            link.peer.ask(2 + number, "good", {"text": "x" * 100})
+            await turns()
+
+        assert link.transport.reading == ["pause"]
+        gate.open()
+        await link.peer.answer_to(11)
+        assert link.transport.reading == ["pause", "resume"]
+        assert link.connection.queued_bytes == 0
+
+
+@pytest.mark.covers("R1-20")
+async def test_calls_before_the_handshake_are_refused_and_send_nothing() -> None:
+    async with linked("client", initialized=False) as link:
+        with pytest.raises(NotInitialized, match="session/new"):
+            await link.connection.request("session/new", None, 1)
+        with pytest.raises(NotInitialized):
+            link.connection.notify("session/cancel", None)
+        task = asyncio.create_task(link.connection.request("initialize", b"{}", None))
+        assert (await link.peer.have(1))[0]["method"] == "initialize"
+        link.peer.answer(1, {})
+        await bounded(task)
+        assert len(link.peer.frames) == 1
+
+
+# --- the boundary between exceptions and the wire ------------------------------------------------
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("internal")
+
+
+@pytest.mark.covers("FF-18")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ValueError("internal"),
+        KeyError("internal"),
+        Unprintable("internal"),
+        OSError(2, "internal", "/internal/path"),
+        RecursionError("internal"),
+        ConnectionClosed("internal", stderr_tail="internal"),
+        RemoteProtocolError("internal"),
+        TimeoutError("internal"),
+        StopAsyncIteration("internal"),
+        ExceptionGroup("internal", [ValueError("internal")]),
+        AssertionError(),
+        Hard("internal"),
+        BaseExceptionGroup("internal", [Hard()]),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+async def test_an_exception_is_an_internal_error_and_only_our_log_knows_more(
+    fault: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handle(params: Any, context: Any) -> Any:
+        raise fault
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+
+        link.peer.ask(1, "x/y")
+
+        answer = await link.peer.answer_to(1)
+        assert answer["error"] == {"code": -32603, "message": "Internal error"}
+        assert b"internal" not in link.peer.frames[0]
+        record = caplog.records[-1]
+        assert (record.levelname, record.name) == ("ERROR", "antiphon.telemetry")
+        assert record.exc_info is not None
+        assert record.exc_info[1] is fault
+        assert "in handle" in caplog.text
+
+
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_a_handler_that_ends_the_programme_is_answered_first(end: BaseException) -> None:
+    links: list[Link] = []
+
+    async def handle(params: Any, context: Any) -> Any:
+        raise end
+
+    async def main() -> None:
+        async with linked() as link:
+            links.append(link)
+            link.side.serve("x/y", handle)
+            link.peer.ask(1, "x/y")
+            await link.peer.closed()
+
+    with pytest.raises(type(end)), asyncio.Runner() as runner:
+        runner.run(main())
+
+    sent = [json.loads(frame) for frames in links[0].transport.sent for frame in frames]
+    assert [(m["id"], m["error"]["code"]) for m in sent] == [(1, -32603)]
+
+
+@pytest.mark.covers("R1-14")
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestError(12345, "odd", {"a": [1, None]}),
+        RequestError.of(-32002, "gone", {"uri": "file:///x"}),
+        RequestError(-1, "no data"),
+        InvalidParams("text"),
+        InvalidParams(0),
+        InvalidParams(False),
+        InvalidParams([]),
+        InvalidParams(""),
+    ],
+    ids=repr,
+)
+async def test_a_request_error_goes_out_as_it_is(error: RequestError) -> None:
+    async def handle(params: Any, context: Any) -> Any:
+        raise error
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+
+        link.peer.ask(1, "x/y")
+
+        expected: dict[str, Any] = {"code": error.code, "message": error.message}
+        if error.data is not None:
+            expected["data"] = error.data
+        assert (await link.peer.answer_to(1))["error"] == expected
+
+
+@pytest.mark.parametrize("data", [object(), float("nan"), {"a": float("inf")}, {1j}])
+async def test_error_data_that_is_no_json_is_left_out(
+    data: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handle(params: Any, context: Any) -> Any:
+        raise RequestError(-32000, "kept", data)
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+
+        link.peer.ask(1, "x/y")
+
+        answer = await link.peer.answer_to(1)
+        assert answer["error"] == {"code": -32000, "message": "kept"}
+        assert "cannot be encoded" in caplog.text
+
+
+@pytest.mark.covers("FF-07")
+async def test_a_file_name_that_is_no_unicode_does_not_cost_an_answer() -> None:
+    async def handle(params: Any, context: Any) -> Any:
+        raise ResourceNotFound({"path": "\udcff.txt"}, "no file \udcff.txt")
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+
+        link.peer.ask(1, "x/y")
+
+        error = (await link.peer.answer_to(1))["error"]
+        assert error["message"] == "no file \ufffd.txt"
+        assert error["data"] == {"path": "\ufffd.txt"}
+
+
+@pytest.mark.parametrize("result", [object(), float("nan"), {"a": {1: object()}}, {1j}])
+async def test_a_result_that_is_no_json_is_an_internal_error(
+    result: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handle(params: Any, context: Any) -> Any:
+        return result
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+
+        link.peer.ask(1, "x/y")
+
+        answer = await link.peer.answer_to(1)
+        assert answer["error"] == {"code": -32603, "message": "Internal error"}
+        assert "a handler failed (what='request', method='x/y'" in caplog.text
+
+
+async def test_a_handler_that_is_no_coroutine_function_is_an_internal_error() -> None:
+    def handle(params: Any, context: Any) -> Any:
+        return {}
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+
+        link.peer.ask(1, "x/y")
+
+        assert (await link.peer.answer_to(1))["error"]["code"] == -32603
+
+
+async def test_a_result_over_the_frame_limit_is_refused_and_the_connection_lives() -> None:
+    async def handle(params: Any, context: Any) -> Any:
+        return "x" * params
+
+    async with linked(frame_bytes=1000) as link:
+        link.side.serve("x/y", handle)
+
+        link.peer.ask(1, "x/y", 1000)
+        link.peer.ask(2, "x/y", 900)
+
+        error = (await link.peer.answer_to(1))["error"]
+        assert error["code"] == -32603
+        assert error["data"] == {"reason": "limit frame_bytes exceeded", "limit": 1000}
+        assert len((await link.peer.answer_to(2))["result"]) == 900
+        assert all(len(frame) <= 1000 for frame in link.peer.frames)
+
+
+async def test_an_error_over_the_frame_limit_goes_without_its_data() -> None:
+    async def handle(params: Any, context: Any) -> Any:
+        raise RequestError(-32000, "kept", "x" * 1000)
+
+    async with linked(frame_bytes=1000) as link:
+        link.side.serve("x/y", handle)
+
+        link.peer.ask(1, "x/y")
+
+        error = (await link.peer.answer_to(1))["error"]
+        assert error == {"code": -32000, "message": "kept"}
+
+
+async def test_what_was_to_follow_a_response_follows_it_also_when_some_of_it_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def handle(params: Any, context: Any) -> Any:
+        connection = context.connection
+
+        async def later() -> None:
+            connection.notify("x/later", None)
+
+        async def failing() -> None:
+            raise ValueError("later")
+
+        def broken() -> None:
+            raise ValueError("at once")
+
+        context.after_response(broken)
+        context.after_response(failing)
+        context.after_response(lambda: connection.notify("x/at once", None))
+        context.after_response(later)
+        return {}
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+
+        link.peer.ask(1, "x/y")
+        await link.peer.have(3)
+
+        assert [m.get("method", m.get("id")) for m in link.peer.messages] == [
+            1,
+            "x/at once",
+            "x/later",
+        ]
+        assert caplog.text.count("what was to run after a response failed") == 2
+
+
+@pytest.mark.parametrize("fault", [ValueError("x"), RequestError(-1, "x")])
+async def test_nothing_follows_a_request_that_failed(fault: Exception) -> None:
+    followed: list[int] = []
+
+    async def handle(params: Any, context: Any) -> Any:
+        context.after_response(lambda: followed.append(1))
+        raise fault
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+        link.peer.ask(1, "x/y")
+        await link.peer.answer_to(1)
+        await turns()
+
+        assert followed == []
+
+
+# --- $/cancel_request from the peer --------------------------------------------------------------
+
+
+@pytest.mark.covers("R1-98", "R1-99")
+@pytest.mark.parametrize("side", SIDES)
+async def test_a_running_request_is_cancelled_and_answered_as_cancelled(side: Side) -> None:
+    gate = Gate()
+    async with linked(side) as link:
+        link.side.serve("slow", gate)
+        link.peer.ask("a", "slow")
+        await gate.entered()
+
+        link.peer.tell("$/cancel_request", {"requestId": "a"})
+        link.peer.tell("$/cancel_request", {"requestId": "a"})
+
+        assert (await link.peer.answer_to("a"))["error"]["code"] == -32800
+        link.peer.tell("$/cancel_request", {"requestId": "a"})
+        await turns()
+        assert len(link.peer.frames) == 1
+        assert gate.ended == ["cancelled"]
+
+
+@pytest.mark.covers("R1-98")
+@pytest.mark.parametrize("accepted", [False, True])
+async def test_a_request_cancelled_before_its_task_began_never_runs(accepted: bool) -> None:
+    gate = Gate()
+    async with linked() as link:
+        link.side.serve("slow", gate, accept=(lambda p, _c: p) if accepted else None)
+
+        link.peer.send(
+            b'{"id":1,"method":"slow"}', b'{"method":"$/cancel_request","params":{"requestId":1}}'
+        )
+
+        assert (await link.peer.answer_to(1))["error"]["code"] == -32800
+        await turns()
+        assert len(link.peer.frames) == 1
+        assert not gate.begun.is_set()
+
+
+@pytest.mark.covers("R1-100")
+@pytest.mark.parametrize("id_", [999, "1", 1.0, True, None, [1], {"a": 1}, -1])
+async def test_a_cancellation_that_names_no_open_request_is_harmless(id_: Any) -> None:
+    gate = Gate("done")
+    async with linked() as link:
+        link.side.serve("slow", gate)
+        link.peer.ask(1, "slow")
+        await gate.entered()
+
+        link.peer.tell("$/cancel_request", {"requestId": id_})
+        await turns()
+        gate.open()
+
+        assert (await link.peer.answer_to(1))["result"] == "done"
+        assert len(link.peer.frames) == 1
+
+
+@pytest.mark.covers("R1-100")
+async def test_a_cancellation_after_the_answer_is_harmless() -> None:
+    async with linked() as link:
+        link.side.serve("good", good)
+        link.peer.ask(1, "good")
+        await link.peer.answer_to(1)
+
+        link.peer.tell("$/cancel_request", {"requestId": 1})
+        link.peer.ask(2, "good")
+
+        await link.peer.answer_to(2)
+        assert len(link.peer.frames) == 2
+
+
+@pytest.mark.covers("R1-98")
+async def test_a_handler_that_finishes_all_the_same_has_its_result_answered() -> None:
+    entered = asyncio.Event()
+
+    async def stubborn(params: Any, context: Any) -> Any:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            assert context.cancelled
+            return "partial"
+
+    async with linked() as link:
+        link.side.serve("slow", stubborn)
+        link.peer.ask(1, "slow")
+        await bounded(entered.wait())
+
+        link.peer.tell("$/cancel_request", {"requestId": 1})
+
+        assert (await link.peer.answer_to(1))["result"] == "partial"
+
+
+@pytest.mark.covers("R1-98")
+async def test_a_handler_that_fails_while_it_is_cancelled_is_answered_once() -> None:
+    entered = asyncio.Event()
+
+    async def failing(params: Any, context: Any) -> Any:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("in the clean-up")
+
+    async with linked() as link:
+        link.side.serve("slow", failing)
+        link.peer.ask(1, "slow")
+        await bounded(entered.wait())
+
+        link.peer.tell("$/cancel_request", {"requestId": 1})
+
+        assert (await link.peer.answer_to(1))["error"]["code"] == -32603
+        await turns()
+        assert len(link.peer.frames) == 1
+
+
+@pytest.mark.covers("R1-99")
+async def test_a_handler_whose_own_work_was_cancelled_is_answered_as_cancelled() -> None:
+    async def handle(params: Any, context: Any) -> Any:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+        link.peer.ask(1, "x/y")
+
+        assert (await link.peer.answer_to(1))["error"]["code"] == -32800
+
+
+async def test_a_side_may_deal_with_a_cancellation_itself() -> None:
+    gate = Gate("ended well")
+    async with linked() as link:
+        link.side.serve("slow", gate)
+        asked: list[bytes] = []
+
+        def deal(call: InboundCall) -> bool:
+            asked.append(call.id)
+            return True
+
+        link.side.on_cancel = deal
+        link.peer.ask(1, "slow")
+        await gate.entered()
+
+        link.peer.tell("$/cancel_request", {"requestId": 1})
+        link.peer.tell("$/cancel_request", {"requestId": 1})
+        await turns()
+        gate.open()
+
+        assert (await link.peer.answer_to(1))["result"] == "ended well"
+        assert asked == [b"1"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_an_answer_in_the_handlers_place_ends_the_handler(begun: bool) -> None:
+    gate = Gate()
+    async with linked("client") as link:
+        link.side.serve("slow", gate)
+        link.side.on_cancel = lambda call: link.connection.answer(call, b'"instead"')
+        if begun:
+            link.peer.ask(1, "slow")
+            await gate.entered()
+            link.peer.tell("$/cancel_request", {"requestId": 1})
+        else:
+            link.peer.send(
+                b'{"id":1,"method":"slow"}',
+                b'{"method":"$/cancel_request","params":{"requestId":1}}',
+            )
+
+        assert (await link.peer.answer_to(1))["result"] == "instead"
+        await turns()
+        assert len(link.peer.frames) == 1
+        assert gate.ended == (["cancelled"] if begun else [])
+        assert gate.begun.is_set() == begun
+        assert not link.connection.answer(link_call(link), b"1")
+
+
+def link_call(link: Link) -> Any:
+    return link.side.contexts[0].call
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "cancel", "finish", "fail", "again", "turn", "stubborn"]),
+        st.integers(0, 4),
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.covers("R1-6", "R1-98", "FF-17")
+@settings(max_examples=100)
+@given(ACTIONS, st.booleans())
+async def test_under_every_race_a_request_gets_exactly_one_response(
+    actions: Sequence[tuple[str, int]], close: bool
+) -> None:
+    """Any interleaving of requests, cancellations, handlers that end, duplicates and a close."""
+    ending: dict[int, asyncio.Future[Any]] = {}
+    asked: set[int] = set()
+    settled: set[int] = set()  # whose handler was told to end, or which were cancelled
+
+    async def handle(params: Any, context: Any) -> Any:
+        future = ending.setdefault(params["n"], asyncio.get_running_loop().create_future())
+        while True:
+            try:
+                return await asyncio.shield(future)
+            except asyncio.CancelledError:
+                if not params["stubborn"]:
+                    raise
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+
+        def end(number: int) -> asyncio.Future[Any]:
+            return ending.setdefault(number, asyncio.get_running_loop().create_future())
+
+        for action, number in actions:
+            if action in {"ask", "stubborn"} and number not in asked:
+                asked.add(number)
+                params = {"n": number, "stubborn": action == "stubborn"}
+                link.peer.ask(number, "x/y", params)
+            elif action == "cancel":
+                settled.add(number)
+                link.peer.tell("$/cancel_request", {"requestId": number})
+            elif action == "again" and number in asked - settled:
+                link.peer.ask(number, "x/y", {"n": number, "stubborn": False})
+                await turns(2)  # it has arrived, and the first is in flight
+            elif action in {"finish", "fail"} and not end(number).done():
+                settled.add(number)
+                if action == "finish":
+                    end(number).set_result({})
+                else:
+                    end(number).set_exception(ValueError("x"))
+                    end(number).exception()
+            elif action == "turn":
+                await turns(number)
+        if close:
+            await bounded(link.connection.aclose())
+        for number in asked:
+            if not end(number).done():
+                end(number).set_result({})
+        if not close:
+            for number in asked:
+                await link.peer.answer_to(number)
+            assert not link.connection.protocol.requests
+        await turns(20)
+        for number in asked:
+            responses = link.peer.responses(number)
+            assert len(responses) <= 1 if close else len(responses) == 1
+        assert {m["id"] for m in link.peer.messages} <= asked

@@ -1,0 +1,191 @@
+"""What leaves together, what leaves at once, and what becomes of a peer that does not read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.runtime.raw_peer import (
+    bounded,
+    good,
+    linked,
+    turns,
+    update,
+)
+
+from antiphon._errors import (
+    ConnectionClosed,
+    RequestError,
+)
+from antiphon.runtime import FutureCall
+from antiphon.schema import encode_checked
+
+
+async def test_frames_of_one_turn_of_the_loop_leave_in_one_send() -> None:
+    async with linked() as link:
+        for number in range(5):
+            link.connection.notify("x/y", b"%d" % number)
+        assert link.transport.sent == []
+
+        await turns(1)
+
+        assert [len(frames) for frames in link.transport.sent] == [5]
+        assert [m["params"] for m in await link.peer.have(5)] == [0, 1, 2, 3, 4]
+
+
+async def test_the_only_call_and_the_only_answer_leave_at_once() -> None:
+    async with linked() as link:
+        link.side.serve("good", good)
+        call = FutureCall("x/y", asyncio.get_running_loop().create_future())
+
+        link.connection.open_call(call, None)
+
+        assert len(link.transport.sent) == 1
+        await link.peer.have(1)
+        link.peer.answer(1, None)
+        await bounded(call.future)
+        link.peer.ask(1, "good")
+        await link.peer.answer_to(1)
+        assert [len(frames) for frames in link.transport.sent] == [1, 1]
+
+
+async def test_what_was_queued_before_leaves_before_a_lone_answer() -> None:
+    async def handle(params: Any, context: Any) -> Any:
+        context.connection.notify("x/first", None)
+        return {}
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+        link.peer.ask(1, "x/y")
+        await link.peer.answer_to(1)
+
+        assert [m.get("method", m.get("id")) for m in link.peer.messages] == ["x/first", 1]
+        assert [len(frames) for frames in link.transport.sent] == [2]
+
+
+async def test_what_frames_that_came_together_cause_leaves_together() -> None:
+    async with linked() as link:
+        link.peer.send(*(b'{"id":%d,"method":"unknown"}' % number for number in range(10)))
+        await link.peer.have(10)
+
+        assert [len(frames) for frames in link.transport.sent] == [10]
+
+
+async def test_much_that_is_queued_does_not_wait_for_the_end_of_the_turn() -> None:
+    async with linked() as link:
+        for _ in range(10):
+            link.connection.notify("x/y", b'"%s"' % (b"x" * 20_000))
+        assert [len(frames) for frames in link.transport.sent] == [4, 4]
+
+        await link.peer.have(10)
+        assert [len(frames) for frames in link.transport.sent] == [4, 4, 2]
+
+
+async def test_writing_goes_on_after_a_fault_in_the_budget(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with linked("client", queue_bytes=100) as link:
+        link.side.queue_updates = True
+
+        def failing() -> None:
+            raise ValueError("x")
+
+        pause, link.transport.pause_reading = (  # type: ignore[method-assign]
+            link.transport.pause_reading,
+            failing,
+        )
+        with pytest.raises(ValueError, match="x"):
+            link.connection.frames_received([update(200)])
+        link.transport.pause_reading = pause  # type: ignore[method-assign]
+
+        link.connection.notify("x/y", None)
+        await link.peer.have(1)
+
+
+async def test_draining_waits_for_room_once_and_is_failed_by_the_loss() -> None:
+    async with linked() as link:
+        connection = link.connection
+        await bounded(connection.drain())
+        connection.pause_writing()
+        assert connection.writing_paused
+        waiting = [asyncio.create_task(connection.drain()) for _ in range(3)]
+        await turns()
+        assert not any(task.done() for task in waiting)
+
+        waiting[0].cancel()  # one that gives up takes nobody with it
+        await turns()
+        connection.resume_writing()
+        await bounded(asyncio.gather(*waiting[1:]))
+        assert waiting[0].cancelled()
+
+        connection.pause_writing()
+        waiting = [asyncio.create_task(connection.drain()) for _ in range(3)]
+        await turns()
+        waiting[0].cancel()
+        connection.connection_lost(None)
+        for task in waiting[1:]:
+            with pytest.raises(ConnectionClosed):
+                await bounded(task)
+        await bounded(connection.wait_closed())
+
+
+async def test_a_slow_peer_is_felt_through_the_transport() -> None:
+    async with linked() as link:
+        link.peer.transport.pause_reading()
+        for _ in range(10):
+            link.connection.notify("x/y", b'"%s"' % (b"x" * 20_000))
+        await turns(1)
+        assert link.connection.writing_paused
+        waiting = asyncio.create_task(link.connection.drain())
+        await turns()
+        assert not waiting.done()
+
+        link.peer.transport.resume_reading()
+        await bounded(waiting)
+
+        assert not link.connection.writing_paused
+
+
+@pytest.mark.covers("R1-2")
+async def test_every_frame_is_one_line_of_json() -> None:
+    text = "a\nb\r\nc\u2028\u2029\u0085\x00d"
+
+    async def handle(params: Any, context: Any) -> Any:
+        if params["fail"]:
+            raise RequestError(-32000, text, {text: text})
+        return {text: text}
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+        link.connection.notify(text, encode_checked(text))
+        link.peer.ask(text, "x/y", {"fail": True})
+        link.peer.ask(1, "x/y", {"fail": False})
+        link.peer.ask(2, text)
+        await link.peer.have(4)
+
+        assert not any(b"\n" in frame or b"\r" in frame for frame in link.peer.frames)
+        assert (await link.peer.answer_to(text))["error"]["data"] == {text: text}
+        assert (await link.peer.answer_to(1))["result"] == {text: text}
+
+
+async def test_every_frame_is_recorded_once_in_its_order() -> None:
+    seen: list[tuple[str, bytes]] = []
+
+    def record(way: str, frame: bytes) -> None:
+        seen.append((way, frame))
+
+    async with linked(record=record) as link:
+        link.side.serve("good", good)
+        link.peer.send(b'{"id":1,"method":"good"}', b"{", b'{"method":"x"}')
+        await link.peer.have(2)
+        link.connection.notify("x/y", None)
+        await link.peer.have(3)
+
+        assert [frame for way, frame in seen if way == "in"] == [
+            b'{"id":1,"method":"good"}',
+            b"{",
+            b'{"method":"x"}',
+        ]
+        assert [frame for way, frame in seen if way == "out"] == link.peer.frames
+        assert seen[0] == ("in", b'{"id":1,"method":"good"}')
