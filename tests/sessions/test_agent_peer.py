@@ -202,6 +202,34 @@ async def test_the_very_next_frame_after_the_answer_is_taken() -> None:
         await peer.aclose()
 
 
+@pytest.mark.covers("R1-20", "FF-34")
+async def test_nothing_is_lent_to_an_agent_that_has_not_shaken_hands() -> None:
+    """Which protocol it speaks is not known yet, so nothing it asks means anything."""
+    lent: list[str] = []
+
+    class Lending(Client):
+        async def read_text_file(self, params: Any, ctx: Any) -> v1.ReadTextFileResponse:
+            lent.append(params.path)
+            return v1.ReadTextFileResponse(content="")
+
+    async with raw_pair() as (ours, raw):
+        connecting = asyncio.ensure_future(run(connect(ours, client=Lending())))
+        hello = await raw.wait("initialize")
+        read = {"sessionId": "s", "path": "/a"}
+        answer = await raw.ask("fs/read_text_file", read)
+        assert answer["error"]["code"] == -32600
+        reason = {"method": "fs/read_text_file", "reason": "initialize required"}
+        assert answer["error"]["data"] == reason
+        assert (await raw.ask("initialize", {"protocolVersion": 1}))["error"]["code"] == -32601
+        assert lent == []
+
+        raw.answer(hello, {"protocolVersion": 1})
+        raw.send(raw.request("read", "fs/read_text_file", read))  # right behind the answer
+        assert (await raw.answer_to("read"))["result"] == {"content": ""}
+        assert (await raw.ask("initialize", {"protocolVersion": 1}))["error"]["code"] == -32600
+        await (await connecting).aclose()
+
+
 async def test_nothing_can_be_called_before_the_handshake() -> None:
     async with raw_pair() as (ours, _):
         peer = AgentPeer(ours, Client())

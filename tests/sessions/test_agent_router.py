@@ -535,6 +535,89 @@ async def test_what_follows_a_response_is_sent_behind_it() -> None:
         ]
 
 
+async def test_what_follows_a_response_stands_behind_it_whatever_else_is_written() -> None:
+    """Two turns stream, many sessions are opened, and the client is slow to take any of it."""
+    streaming = asyncio.Event()
+
+    class Busy(Echo):
+        async def new_session(self, params: Any, ctx: AgentContext) -> v1.NewSessionResponse:
+            response = await super().new_session(params, ctx)
+
+            async def announce() -> None:
+                await ctx.session(response.session_id).commands([])
+
+            if streaming.is_set():
+                ctx.after_response(announce)
+                ctx.after_response(announce)
+            return response
+
+        async def prompt(self, turn: Turn) -> None:
+            streaming.set()
+            while not turn.cancelled:
+                await turn.say("x" * 1000)
+                await asyncio.sleep(0)
+
+    async with raw_client(Busy()) as raw:
+        streams = [await opened(raw), await opened(raw)]
+        raw.send(*(prompt(raw, f"p-{s}", s) for s in streams))
+        await asyncio.wait_for(streaming.wait(), 5)
+        raw.transport.pause_reading()
+        ids = [f"new-{number}" for number in range(50)]
+        for id_ in ids:
+            raw.send(raw.request(id_, "session/new", NEW))
+            await asyncio.sleep(0)
+        raw.transport.resume_reading()
+        for id_ in ids:
+            await raw.answer_to(id_)
+        raw.send(*(cancel(raw, s) for s in streams))
+        for s in streams:
+            await raw.answer_to(f"p-{s}")
+        await raw.round_trip()
+
+    seen: dict[str, list[str]] = {}
+    for frame in raw.frames:
+        if str(frame.get("id")).startswith("new-"):
+            seen.setdefault(frame["result"]["sessionId"], []).append("response")
+        elif frame.get("method") == "session/update":
+            kind = frame["params"]["update"]["sessionUpdate"]
+            seen.setdefault(frame["params"]["sessionId"], []).append(kind)
+    new = [s for s in seen if s not in streams]
+    assert len(new) == 50
+    command = "available_commands_update"
+    assert [seen[s] for s in new] == [["response", command, command]] * 50
+
+
+@pytest.mark.parametrize("how", ["an error", "the client goes"])
+async def test_what_is_to_follow_a_response_that_is_never_sent_does_not_happen(how: str) -> None:
+    acts: list[str] = []
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    class Late(Echo):
+        async def new_session(self, params: Any, ctx: AgentContext) -> v1.NewSessionResponse:
+            ctx.after_response(lambda: acts.append("done"))
+            begun.set()
+            if how == "an error":
+                raise RequestError.of(-32000, "no")
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:  # its answer comes all the same, and finds nobody
+                return await super().new_session(params, ctx)
+            finally:
+                ended.set()
+            raise AssertionError
+
+    async with raw_client(Late()) as raw:
+        raw.send(raw.request("n", "session/new", NEW))
+        await asyncio.wait_for(begun.wait(), 5)
+        if how == "an error":
+            await raw.answer_to("n")
+            await raw.round_trip()
+    await asyncio.wait_for(begun.wait(), 5)
+    if how != "an error":
+        await asyncio.wait_for(ended.wait(), 5)
+    assert acts == []
+
+
 # ------------------------------------------------------------------ loading, resuming, closing
 
 
@@ -747,6 +830,50 @@ async def test_closing_cancels_the_turn_and_answers_it_first() -> None:
         assert order(raw)[-3:] == ["until cancelled", "p", "c"]
         answer = await raw.ask("session/prompt", {"sessionId": session_id, "prompt": []})
         assert answer["error"]["code"] == -32002
+
+
+@pytest.mark.parametrize("method", ["session/close", "session/delete"])
+async def test_a_close_right_behind_a_prompt_ends_it_before_it_runs(method: str) -> None:
+    agent = Stored()
+    async with raw_client(agent) as raw:
+        session_id = await opened(raw)
+        raw.send(
+            prompt(raw, "p", session_id, "x"),
+            raw.request("c", method, {"sessionId": session_id}),
+            prompt(raw, "q", session_id, "y"),
+        )
+        assert "result" in await raw.answer_to("c")
+        # The close was begun by its own task, behind which the prompt's had its turn.
+        assert (await raw.answer_to("p"))["result"] == {"stopReason": "end_turn"}
+        assert (await raw.answer_to("q"))["error"]["code"] == -32600
+        answer = await raw.ask("session/prompt", {"sessionId": session_id, "prompt": []})
+        assert answer["error"]["code"] == -32002
+
+
+@pytest.mark.covers("R1-98")
+async def test_a_close_that_is_cancelled_while_it_waits_leaves_the_session_to_its_turn() -> None:
+    class Deaf(Stored):
+        async def prompt(self, turn: Turn) -> None:
+            self.waiting.set()
+            await self.gate.wait()
+
+    agent = Deaf()
+    async with raw_client(agent) as raw:
+        session_id = await opened(raw)
+        raw.send(prompt(raw, "p", session_id))
+        await asyncio.wait_for(agent.waiting.wait(), 5)
+        raw.send(raw.request("c", "session/close", {"sessionId": session_id}))
+        await raw.round_trip()
+        second = await raw.ask("session/close", {"sessionId": session_id})
+        assert second["error"]["message"] == "the session is being closed"
+        raw.send(cancel_request(raw, "c"))
+        assert (await raw.answer_to("c"))["error"]["code"] == -32800
+        raw.send(prompt(raw, "q", session_id))
+        assert (await raw.answer_to("q"))["error"]["message"] == "prompt already in flight"
+        agent.gate.set()
+        assert (await raw.answer_to("p"))["result"] == {"stopReason": "cancelled"}
+        raw.send(prompt(raw, "r", session_id))
+        assert (await raw.answer_to("r"))["result"] == {"stopReason": "end_turn"}
 
 
 async def test_closing_is_bounded_by_the_back_stop_and_takes_no_prompt_meanwhile() -> None:
@@ -1134,6 +1261,52 @@ async def test_a_cancel_in_the_same_write_as_the_prompt_hits_it() -> None:
         assert (await raw.answer_to("q"))["result"] == {"stopReason": "end_turn"}
 
 
+@pytest.mark.covers("R1-95", "R1-98", "FF-24", "FF-25")
+@pytest.mark.parametrize("how", ["session/cancel", "$/cancel_request"])
+async def test_a_prompt_behind_one_that_was_cancelled_before_it_began_runs(how: str) -> None:
+    """One write: nothing was run for the first, so that there is nothing to wait for."""
+    agent = Echo()
+    async with raw_client(agent) as raw:
+        session_id = await opened(raw)
+        stop = cancel(raw, session_id) if how == "session/cancel" else cancel_request(raw, 7)
+        raw.send(
+            prompt(raw, 7, session_id, "first"),
+            stop,
+            stop,
+            prompt(raw, 8, session_id, "second"),
+        )
+        assert (await raw.answer_to(7))["result"] == {"stopReason": "cancelled"}
+        assert (await raw.answer_to(8))["result"] == {"stopReason": "end_turn"}
+        assert agent.texts == ["second"]
+        # The same id: it was free at once.
+        stop = cancel(raw, session_id) if how == "session/cancel" else cancel_request(raw, 9)
+        raw.send(prompt(raw, 9, session_id, "third"), stop, prompt(raw, 9, session_id, "fourth"))
+        await raw.wait(None, len(raw.sent(None)) + 2)
+        await raw.round_trip()
+        answers = [frame["result"]["stopReason"] for frame in raw.sent(None) if frame["id"] == 9]
+        assert answers == ["cancelled", "end_turn"]
+        assert agent.texts == ["second", "fourth"]
+        assert updates(raw, session_id) == ["second", "fourth"]
+
+
+@pytest.mark.covers("FF-24")
+async def test_a_cancel_right_behind_the_end_of_a_turn_does_not_hit_the_next() -> None:
+    """Both were on their way when the turn ended, at whatever moment that was seen."""
+    agent = Echo()
+    async with raw_client(agent) as raw:
+        session_id = await opened(raw)
+        for number in range(20):
+            raw.send(prompt(raw, f"p{number}", session_id, "x"))
+            await raw.answer_to(f"p{number}")
+            raw.send(
+                cancel(raw, session_id),
+                cancel_request(raw, f"p{number}"),
+                prompt(raw, f"q{number}", session_id, "y"),
+            )
+            assert (await raw.answer_to(f"q{number}"))["result"] == {"stopReason": "end_turn"}
+        assert agent.texts == ["x", "y"] * 20
+
+
 @pytest.mark.covers("FF-24")
 async def test_a_cancel_of_nothing_does_nothing() -> None:
     agent = Echo()
@@ -1324,6 +1497,62 @@ async def test_what_a_cancelled_turn_has_used_is_told_all_the_same() -> None:
         }
 
 
+@pytest.mark.covers("R1-94", "FF-29")
+@pytest.mark.parametrize("tellable", [True, False])
+async def test_what_a_turn_has_used_is_told_at_its_back_stop_too(
+    tellable: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Counting(Echo):
+        async def prompt(self, turn: Turn) -> Any:
+            turn.start_soon(asyncio.Event().wait())  # what the response waits for
+            self.waiting.set()
+            return v1.PromptResponse(
+                stop_reason="refusal", meta={"example.com/cost": 1 if tellable else float("nan")}
+            )
+
+    agent = Counting()
+    async with raw_client(agent, limits=Limits(cancel_backstop=0.02)) as raw:
+        session_id = await opened(raw)
+        raw.send(prompt(raw, "p", session_id))
+        await asyncio.wait_for(agent.waiting.wait(), 5)
+        await raw.round_trip()
+        raw.send(cancel(raw, session_id))
+        more = {"_meta": {"example.com/cost": 1}} if tellable else {}
+        assert (await raw.answer_to("p"))["result"] == {"stopReason": "cancelled", **more}
+    assert ("cannot be told" in caplog.text) != tellable
+
+
+async def test_a_handler_that_cancels_itself_ends_its_turn_and_its_subtasks() -> None:
+    """Nobody asked for it, so it is not `cancelled` to the client (R1-99)."""
+    ended = asyncio.Event()
+
+    class Own(Echo):
+        async def prompt(self, turn: Turn) -> None:
+            async def beside() -> None:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    with pytest.raises(TurnOver):
+                        await turn.say("late")
+                    ended.set()
+
+            turn.start_soon(beside())
+            await asyncio.sleep(0)
+            if turn.text == "x":
+                raise asyncio.CancelledError
+
+    async with raw_client(Own()) as raw:
+        session_id = await opened(raw)
+        raw.send(prompt(raw, "p", session_id, "x"))
+        assert (await raw.answer_to("p"))["error"]["code"] == -32800
+        await asyncio.wait_for(ended.wait(), 5)
+        raw.send(prompt(raw, "q", session_id, "y"))
+        await raw.round_trip()
+        raw.send(cancel(raw, session_id), raw.request("c", "session/new", NEW))
+        await raw.answer_to("c")
+        assert [frame["id"] for frame in raw.sent(None) if frame["id"] in "pq"] == ["p"]
+
+
 @pytest.mark.covers("R1-94", "R1-97")
 async def test_subtasks_of_a_cancelled_turn_may_finish_until_the_back_stop() -> None:
     ended: list[str] = []
@@ -1389,7 +1618,7 @@ async def test_nothing_is_kept_of_what_is_over() -> None:
         assert turns[0].peer.sessions == {}
         assert (connection.protocol.requests, connection.protocol.calls) == ({}, {})
         assert connection.queued_bytes == 0
-        assert connection._tasks == set()
+        assert connection.tasks == set()
         assert turns[0].backstop is not None
         assert turns[0].backstop.cancelled()
 

@@ -137,7 +137,7 @@ class Incoming:
         if connection.initialized:
             if method == "initialize":
                 raise InvalidRequest({"reason": "already initialized"})
-        elif connection.side == "agent" and method != "initialize":
+        elif method != "initialize":
             raise InvalidRequest({"method": method, "reason": "initialize required"})
         self._check_capacity(call)
         route = self._router.request_route(method)
