@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from tests.transports.receiver import Recorder
 
 from antiphon import ConnectionClosed, Limits, LocalProtocolError, StartError, _descriptors
 from antiphon.core import Fault
+from antiphon.testing import Recorder
 from antiphon.transports import ProcessTransport, _spawned, _stream, inherit_env
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ def python(code: str, **options: Any) -> ProcessTransport:
 
 def shell(text: str, **options: Any) -> ProcessTransport:
     return ProcessTransport(["sh", "-c", text], **options)
+
+
+def end_of(receiver: Recorder) -> ConnectionClosed:
+    """Why the connection was lost."""
+    assert isinstance(receiver.error, ConnectionClosed)
+    return receiver.error
 
 
 async def begin(transport: ProcessTransport) -> Recorder:
@@ -120,8 +126,8 @@ async def test_noise_on_standard_output_is_handed_up_as_it_is() -> None:
     receiver = await begin(transport)
     await receiver.lost.wait()
 
-    assert receiver.frames[:2] == [b"Welcome user", b'\x1b]0;t\x07{"id":0}']
-    assert receiver.frames[2:] == [bytes(200_000)]
+    assert receiver.received[:2] == [b"Welcome user", b'\x1b]0;t\x07{"id":0}']
+    assert receiver.received[2:] == [bytes(200_000)]
     await transport.aclose()
 
 
@@ -130,7 +136,7 @@ async def test_limits_are_kept() -> None:
     receiver = await begin(transport)
     await receiver.lost.wait()
 
-    fault, frame = receiver.frames
+    fault, frame = receiver.received
     assert isinstance(fault, Fault)
     assert frame == b"12345"
     await transport.aclose()
@@ -144,7 +150,7 @@ async def test_a_slow_process_pauses_the_sender() -> None:
         transport.send([b"x" * 10_000])
         count += 1
         assert count < 100
-    await receiver.until(lambda recorder: recorder.room == ["pause", "resume"])
+    await receiver.until(lambda: receiver.room == ["pause", "resume"])
 
     await transport.aclose()
 
@@ -173,11 +179,11 @@ async def test_a_process_that_ends_is_lost_with_its_status_and_last_words(
     receiver = await begin(transport)
     await receiver.lost.wait()
 
-    assert receiver.frames == [b"a", b"b"]
+    assert receiver.received == [b"a", b"b"]
     assert isinstance(receiver.error, ConnectionClosed)
-    assert receiver.error.reason == "the agent's process ended"
-    assert receiver.error.exit_status == status
-    assert receiver.error.stderr_tail == "the reason\n"
+    assert end_of(receiver).reason == "the agent's process ended"
+    assert end_of(receiver).exit_status == status
+    assert end_of(receiver).stderr_tail == "the reason\n"
     await transport.aclose()
     assert transport.exit_status == status
     assert transport.stderr_tail == "the reason\n"
@@ -188,7 +194,7 @@ async def test_everything_that_was_written_comes_before_the_end() -> None:
     receiver = await begin(transport)
     await receiver.lost.wait()
 
-    assert len(receiver.frames) == 100_000
+    assert len(receiver.received) == 100_000
     await transport.aclose()
 
 
@@ -200,8 +206,8 @@ async def test_a_grandchild_that_holds_the_output_delays_the_end_of_nothing(
     receiver = await begin(transport)
     await receiver.lost.wait()
 
-    assert receiver.frames == [b"a", b"b"]
-    assert receiver.error.exit_status == 3
+    assert receiver.received == [b"a", b"b"]
+    assert end_of(receiver).exit_status == 3
     await transport.aclose()
 
 
@@ -210,9 +216,9 @@ async def test_a_grandchild_that_goes_on_writing_is_not_listened_to_for_ever() -
     receiver = await begin(transport)
     await receiver.lost.wait()
 
-    assert receiver.error.exit_status == 3
+    assert end_of(receiver).exit_status == 3
     await transport.aclose()
-    first = receiver.frames[0]
+    first = receiver.received[0]
     assert isinstance(first, bytes)
     assert not alive(int(first))
 
@@ -241,8 +247,8 @@ async def test_the_end_does_not_wait_for_a_receiver_that_has_paused(
     transport.send([b"go"])
     await receiver.lost.wait()
 
-    assert receiver.frames == [b"a", *(b"%d" % n for n in range(1, 10_001))]
-    assert receiver.error.exit_status == 3
+    assert receiver.received == [b"a", *(b"%d" % n for n in range(1, 10_001))]
+    assert end_of(receiver).exit_status == 3
     await transport.aclose()
 
 
@@ -251,8 +257,8 @@ async def test_closed_output_is_reported_with_the_status_that_follows() -> None:
     receiver = await begin(transport)
     await receiver.lost.wait()
 
-    assert receiver.error.exit_status == 4
-    assert receiver.error.stderr_tail == "why\n"
+    assert end_of(receiver).exit_status == 4
+    assert end_of(receiver).stderr_tail == "why\n"
     await transport.aclose()
 
 
@@ -264,8 +270,8 @@ async def test_closed_output_of_a_process_that_stays_is_reported_after_a_moment(
     receiver = await begin(transport)
     await receiver.lost.wait()
 
-    assert receiver.error.reason == "the agent closed its output"
-    assert receiver.error.exit_status is None
+    assert end_of(receiver).reason == "the agent closed its output"
+    assert end_of(receiver).exit_status is None
     await transport.aclose()
     assert transport.exit_status == 5
 
@@ -280,7 +286,7 @@ async def test_closed_input_is_reported_after_what_was_still_written(
     transport.send([b"a"])
     await receiver.lost.wait()
 
-    assert receiver.error.reason == "the agent closed its input"
+    assert end_of(receiver).reason == "the agent closed its input"
     await transport.aclose()
     assert transport.exit_status == -15
 
@@ -293,7 +299,7 @@ async def test_sending_to_a_process_that_is_gone_loses_it_once() -> None:
         await asyncio.sleep(0)
     await receiver.lost.wait()
 
-    assert receiver.error.exit_status == 3
+    assert end_of(receiver).exit_status == 3
     await transport.aclose()
 
 
@@ -325,7 +331,7 @@ async def test_standard_error_can_go_to_a_file(tmp_path: Path) -> None:
     await transport.aclose()
 
     assert path.read_text() == "one\ntwo\n"
-    assert receiver.error.stderr_tail == "one\ntwo\n"
+    assert end_of(receiver).stderr_tail == "one\ntwo\n"
 
 
 @pytest.mark.covers("FF-41")
@@ -386,8 +392,8 @@ async def test_where_a_thread_reads_the_end_is_reported_all_the_same(
     transport.send([b"go"])
     await receiver.lost.wait()
 
-    assert receiver.frames == [b"a", b"b"]
-    assert receiver.error.exit_status == 3
+    assert receiver.received == [b"a", b"b"]
+    assert end_of(receiver).exit_status == 3
     await transport.aclose()
 
 
@@ -403,8 +409,8 @@ async def test_where_a_thread_reads_a_grandchild_delays_the_end_for_a_moment_onl
     receiver = await begin(transport)
     await receiver.lost.wait()
 
-    assert receiver.frames == [b"a"]
-    assert receiver.error.exit_status == 3
+    assert receiver.received == [b"a"]
+    assert end_of(receiver).exit_status == 3
     await transport.aclose()
 
 
@@ -432,7 +438,7 @@ async def test_a_process_that_writes_while_it_ends_is_not_stuck() -> None:
     await transport.aclose()
 
     assert transport.exit_status == 4
-    assert receiver.frames == []
+    assert receiver.received == []
 
 
 async def test_a_process_that_takes_no_input_is_ended_within_the_bounds() -> None:
@@ -492,7 +498,7 @@ async def test_a_cancelled_close_kills_at_once_and_leaves_nothing(
 
     assert time.monotonic() - start < 1
     assert transport.exit_status == -9
-    first = receiver.frames[0]
+    first = receiver.received[0]
     assert isinstance(first, bytes)
     assert not alive(int(first))
     await transport.aclose()
@@ -523,4 +529,4 @@ async def test_closing_in_the_moment_of_loss_says_the_end_once(
     await transport.aclose()
     await asyncio.sleep(0.03)
 
-    assert receiver.losses == 1
+    assert receiver.lost.is_set()

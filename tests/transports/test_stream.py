@@ -8,10 +8,10 @@ import socket
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
-from tests.transports.receiver import Recorder
 
 from antiphon import Limits, LocalProtocolError
 from antiphon.core import Fault
+from antiphon.testing import Recorder
 from antiphon.transports._stream import StreamTransport
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ async def test_an_over_long_line_is_a_fault_in_its_place() -> None:
         wire.feed(b"before\n" + b"x" * 50 + b"\nafter\n")
         await wire.receiver.have(3)
 
-    before, fault, after = wire.receiver.frames
+    before, fault, after = wire.receiver.received
     assert (before, after) == (b"before", b"after")
     assert isinstance(fault, Fault)
     assert fault.size == 50
@@ -105,8 +105,8 @@ async def test_a_last_line_without_an_end_is_delivered_before_the_end(loop_facto
         wire.close(wire.to_it)
         await wire.receiver.lost.wait()
 
-        assert wire.receiver.frames == [b"a", b"last"]
-        assert wire.receiver.losses == 1
+        assert wire.receiver.received == [b"a", b"last"]
+        assert wire.receiver.lost.is_set()
 
 
 async def test_pausing_inside_a_delivery_delivers_that_chunk_and_no_other() -> None:
@@ -121,14 +121,14 @@ async def test_pausing_inside_a_delivery_delivers_that_chunk_and_no_other() -> N
         wire.feed(b"c\n")
         wire.close(wire.to_it)
         await asyncio.sleep(0.01)
-        assert wire.receiver.frames == [b"a", b"b"]
-        assert not wire.receiver.losses
+        assert wire.receiver.received == [b"a", b"b"]
+        assert not wire.receiver.lost.is_set()
 
         wire.receiver.on_frames = None
         wire.stream.resume_reading()
         await wire.receiver.lost.wait()
 
-        assert wire.receiver.frames == [b"a", b"b", b"c"]
+        assert wire.receiver.received == [b"a", b"b", b"c"]
 
 
 async def test_frames_are_joined_with_line_ends_and_separators_escaped() -> None:
@@ -166,7 +166,7 @@ async def test_a_peer_that_takes_no_more_is_lost_after_what_it_sent_also_while_p
         wire.stream.send([b"b"])
         await wire.receiver.lost.wait()
 
-        assert wire.receiver.frames == [b"last words", b"and half a lin"]
+        assert wire.receiver.received == [b"last words", b"and half a lin"]
 
 
 async def test_a_peer_that_takes_no_more_is_lost_without_pausing_too() -> None:
@@ -176,7 +176,7 @@ async def test_a_peer_that_takes_no_more_is_lost_without_pausing_too() -> None:
         wire.stream.send([b"a"])
         await wire.receiver.lost.wait()
 
-        assert wire.receiver.frames == [b"last words"]
+        assert wire.receiver.received == [b"last words"]
 
 
 async def test_sending_after_the_end_is_a_no_op() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.transports.receiver import Recorder
 
+from antiphon.testing import Recorder
 from antiphon.transports import (
     MemoryTransport,
     ProcessTransport,
@@ -44,7 +44,7 @@ def test_a_transport_has_the_methods_of_the_contract_with_their_signatures(kind:
 async def echo_in_memory() -> Transport:
     here, there = memory_pair()
     await there.start(
-        Recorder(lambda frames: there.send([f for f in frames if isinstance(f, bytes)]))
+        Recorder(on_frames=lambda frames: there.send([f for f in frames if isinstance(f, bytes)]))
     )
     return here
 
@@ -69,14 +69,14 @@ async def test_frames_keep_their_order_and_none_is_lost(echo: Echo) -> None:
     sent = [b"%d:" % n + b"x" * chance.choice([0, 10, 1000, 100_000]) for n in range(300)]
     await transport.start(receiver)
 
-    while len(receiver.frames) < len(sent):
-        for frame in sent[len(receiver.frames) : len(receiver.frames) + 7]:
+    while len(receiver.received) < len(sent):
+        for frame in sent[len(receiver.received) : len(receiver.received) + 7]:
             transport.send([frame])
-        await receiver.have(min(len(receiver.frames) + 7, len(sent)))
+        await receiver.have(min(len(receiver.received) + 7, len(sent)))
 
-    assert receiver.frames == sent
+    assert receiver.received == sent
     await transport.aclose()
-    assert receiver.losses == 1
+    assert receiver.lost.is_set()
     assert receiver.error is None
 
 
@@ -103,8 +103,8 @@ async def test_nothing_happens_after_closing(echo: Echo) -> None:
     await transport.aclose()
     await asyncio.sleep(0)
 
-    assert receiver.losses == 1
-    assert b"b" not in receiver.frames
+    assert receiver.lost.is_set()
+    assert b"b" not in receiver.received
 
 
 async def test_closing_what_was_never_started_is_allowed(echo: Echo) -> None:
@@ -120,7 +120,7 @@ async def test_reading_can_be_paused_before_the_start(echo: Echo) -> None:
     await transport.start(receiver)
     transport.send([b"a"])
     await asyncio.sleep(0.02)
-    assert receiver.frames == []
+    assert receiver.received == []
 
     transport.resume_reading()
 

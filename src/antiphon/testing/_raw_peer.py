@@ -61,7 +61,7 @@ class Recorder:
         on_frames: Callable[[list[bytes | Fault]], object] | None = None,
     ) -> None:
         self.bound = bound
-        self.on_frames = on_frames
+        self.on_frames: Callable[[list[bytes | Fault]], object] | None = on_frames
         self.received: list[bytes | Fault] = []
         self.batches: list[list[bytes | Fault]] = []
         self.ended = asyncio.Event()
