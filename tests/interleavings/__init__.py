@@ -1,0 +1,1 @@
+"""Random interleavings of a session's events, held against a model of the delivery contract."""
