@@ -30,6 +30,7 @@ from antiphon._errors import (
     RequestError,
     RequestTimeout,
     ResourceNotFound,
+    SilenceTimeout,
     StartError,
     TurnInProgress,
     TurnOver,
@@ -106,6 +107,11 @@ SAMPLES: list[tuple[AntiphonError, dict[str, Any], str]] = [
         RequestTimeout("session/new", 60.0),
         {"method": "session/new", "seconds": 60.0, "errno": None},
         "no answer to session/new within 60 s",
+    ),
+    (
+        SilenceTimeout("session/prompt", 600.0),
+        {"method": "session/prompt", "seconds": 600.0, "errno": None},
+        "no sign of life in session/prompt for 600 s",
     ),
     (
         LimitExceeded("frame_bytes", 16777216, 16777217),

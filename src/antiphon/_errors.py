@@ -21,6 +21,7 @@
     ├── ConnectionClosed          the link is gone
     │   └── StartError            the peer never came up: not started, or ended before the handshake
     ├── RequestTimeout            no answer in time (also a TimeoutError)
+    │   └── SilenceTimeout        no sign of life in an open turn
     ├── LimitExceeded             one of the limits of `antiphon.Limits` was met
     ├── CapabilityError           the peer did not offer what the call needs; nothing was sent
     ├── DeliveryGap               an update was lost or doubled inside this library: a bug of ours
@@ -54,6 +55,7 @@ __all__ = [
     "RequestError",
     "RequestTimeout",
     "ResourceNotFound",
+    "SilenceTimeout",
     "StartError",
     "TurnInProgress",
     "TurnOver",
@@ -325,6 +327,16 @@ class RequestTimeout(AntiphonError, TimeoutError):
 
     def __str__(self) -> str:
         return f"no answer to {self.method} within {self.seconds:g} s"
+
+
+class SilenceTimeout(RequestTimeout):
+    """In an open turn no update came, and no request of the agent was open, for too long.
+
+    The turn was cancelled. `seconds` is how long a silence may be.
+    """
+
+    def __str__(self) -> str:
+        return f"no sign of life in {self.method} for {self.seconds:g} s"
 
 
 class LimitExceeded(AntiphonError):

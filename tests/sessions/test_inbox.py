@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.sessions._inbox import Inbox, Subscription, UpdateQueue
+from antiphon import DeliveryGap, Limits, SessionView
+from antiphon.sessions._inbox import Inbox, Subscription, TracedQueue, UpdateQueue
 from antiphon.sessions._update import Update
 
 if TYPE_CHECKING:
@@ -25,12 +26,22 @@ class Link:
 
     def __init__(self) -> None:
         self.queued_bytes = 0
+        self.queued_updates = 0
+        self.limits = Limits(session_updates=10, session_bytes=2000)
+        self.budget_spent = False
+        self.events: list[tuple[str, dict[str, Any]]] = []
         self.tasks: list[asyncio.Task[Any]] = []
 
-    def release(self, size: int) -> None:
+    def release(self, size: int, updates: int) -> None:
         assert size > 0
+        assert updates > 0
         self.queued_bytes -= size
+        self.queued_updates -= updates
         assert self.queued_bytes >= 0
+        assert (self.queued_bytes == 0) is (self.queued_updates == 0)
+
+    def emit(self, name: str, **facts: Any) -> None:
+        self.events.append((name, facts))
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()
@@ -401,6 +412,245 @@ async def test_an_observer_that_never_returns_ends_with_its_task_and_frees_who_w
     task.cancel()
     await asyncio.wait_for(waiting, 5)
     assert link.queued_bytes == 0
+
+
+# ------------------------------------------------------------------ the view
+
+
+async def test_a_view_folds_what_nobody_has_taken_and_then_what_comes() -> None:
+    link, inbox = made()
+    put(inbox, "early ")
+    view = SessionView()
+    inbox.fold(view)
+    assert link.queued_updates == 0
+    put(inbox, "late")
+    assert [message.text for message in view.messages] == ["early late"]
+    assert link.queued_updates == 0  # it is the consumer of what comes outside a turn
+    subscription = inbox.subscribe()
+    put(inbox, "r")
+    await ended(link, inbox)
+    assert await rest(subscription) == ["r"]
+    assert [message.text for message in view.messages] == ["early later"]
+
+
+async def test_a_view_that_fails_costs_nobody_an_update(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(SessionView):
+        def apply(self, update: Any) -> None:
+            raise ValueError("view trouble")
+
+    link, inbox = made()
+    inbox.fold(Broken())
+    subscription = inbox.subscribe()
+    put(inbox, "a")
+    await ended(link, inbox)
+    assert await rest(subscription) == ["a"]
+    assert "view trouble" in caplog.text
+
+
+# ------------------------------------------------------------------ the session's share, the alarm
+
+
+async def test_a_full_session_is_reported_once_until_half_of_it_was_taken() -> None:
+    link, inbox = made()  # 10 updates, or 2000 bytes
+    subscription = inbox.subscribe()
+
+    def reports() -> list[dict[str, Any]]:
+        return [facts for name, facts in link.events if name == "session_full"]
+
+    put(inbox, *"0123456789")
+    inbox.look()
+    assert reports() == []
+    put(inbox, "x")
+    inbox.look()
+    inbox.look()
+    (report,) = reports()
+    assert (report["session"], report["updates"]) == ("s", 11)
+    assert report["bytes"] == link.queued_bytes
+    for _ in range(11):
+        await anext(subscription)
+    put(inbox, *"0123456789x")  # only now the batch is given back, and more is here already
+    await anext(subscription)
+    inbox.look()
+    assert len(reports()) == 1
+    for _ in range(10):
+        await anext(subscription)
+    waiting = asyncio.ensure_future(anext(subscription))
+    await asyncio.sleep(0)
+    put(inbox, *"0123456789x")
+    inbox.look()
+    assert len(reports()) == 2
+    waiting.cancel()
+    subscription.close()  # what is let go counts as taken
+    put(inbox, "x" * 2000)
+    inbox.look()
+    assert [facts["updates"] for facts in reports()] == [11, 11, 1]
+
+
+async def test_what_waits_for_all_consumers_of_a_session_counts_together() -> None:
+    link, inbox = made()
+    inbox.turn = UpdateQueue(cast("Any", link))
+    subscriptions = [inbox.subscribe() for _ in range(2)]
+    inbox.observe(lambda update: None)
+    put(inbox, "a", "b", "c")
+    inbox.look()
+    assert [facts["updates"] for name, facts in link.events if name == "session_full"] == [12]
+    inbox.turn.discard()
+    for subscription in subscriptions:
+        subscription.close()
+    await ended(link, inbox)
+    assert link.queued_updates == 0
+
+
+def lose_one(inbox: Inbox) -> None:
+    """What only a mistake of ours could do."""
+    queue = inbox._subscribers[-1]
+    update = queue.items.pop()
+    queue.size -= len(update.frame)
+    cast("Any", inbox.connection).release(len(update.frame), 1)
+
+
+def double_one(inbox: Inbox) -> None:
+    queue = inbox._subscribers[-1]
+    queue.put(queue.items[-1], len(queue.items[-1].frame))
+
+
+@pytest.mark.parametrize(("mistake", "delivered"), [(lose_one, 2), (double_one, 4)])
+@pytest.mark.parametrize("replay", [False, True])
+async def test_a_subscription_that_was_given_other_than_what_arrived_raises_an_alarm(
+    mistake: Callable[[Inbox], None], delivered: int, replay: bool
+) -> None:
+    link, inbox = made()
+    if replay:
+        inbox.label = "replay"
+    put(inbox, "a")
+    subscription = inbox.subscribe(replay=replay)
+    put(inbox, "b", "c")
+    mistake(inbox)
+    if replay:
+        inbox.load_ended()
+    else:
+        inbox.end()
+    taken: list[str] = []
+    with pytest.raises(DeliveryGap) as gap:
+        async for update in subscription:
+            taken.append(update.text)  # noqa: PERF401  (also when it raises)
+    assert (gap.value.session_id, gap.value.delivered, gap.value.expected) == ("s", delivered, 3)
+    assert len(taken) == delivered
+    (told,) = [facts for name, facts in link.events if name == "delivery"]
+    assert told["decision"] == "fail"
+    assert (told["delivered"], told["expected"]) == (delivered, 3)
+    with pytest.raises(StopAsyncIteration):
+        await anext(subscription)  # it is told once
+    assert link.queued_updates == 0
+
+
+async def test_observers_that_miss_an_update_are_an_alarm_and_hold_up_nobody() -> None:
+    link, inbox = made()
+    seen: list[str] = []
+    inbox.observe(lambda update: seen.append(update.text))
+    put(inbox, "a", "b")
+    assert inbox._observed is not None
+    lost = inbox._observed.items.pop()
+    inbox._observed.size -= len(lost.frame)
+    link.release(len(lost.frame), 1)
+    await asyncio.wait_for(inbox.settled(2), 5)
+    assert seen == ["a"]
+    (told,) = [facts for name, facts in link.events if name == "delivery"]
+    assert (told["decision"], told["delivered"], told["expected"]) == ("fail", 1, 2)
+    put(inbox, "c")
+    await ended(link, inbox)
+    assert seen == ["a", "c"]
+
+
+async def test_a_traced_queue_reports_each_update_with_its_place() -> None:
+    link, inbox = made()
+    turn = inbox.turn = TracedQueue(cast("Any", link), "s", 3)
+    put(inbox, "a", "b")
+    assert [facts for name, facts in link.events if name == "delivery"] == [
+        {"session": "s", "turn": 3, "decision": "emit", "ordinal": n, "buffered": n + 1}
+        for n in (0, 1)
+    ]
+    assert texts(list(iter(turn.take, None))) == ["a", "b"]
+
+
+# ------------------------------------------------------------------ closing
+
+
+@pytest.mark.parametrize("spent", [True, False])
+async def test_a_session_being_closed_lets_go_of_its_turn_only_where_the_budget_needs_it(
+    spent: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "antiphon.session")
+    link, inbox = made()
+    turn = inbox.turn = UpdateQueue(cast("Any", link))
+    view = SessionView()
+    inbox.fold(view)
+    put(inbox, "a", "b")
+    link.budget_spent = spent
+    inbox.let_go()
+    put(inbox, "c")
+    assert texts(list(iter(turn.take, None))) == ([] if spent else ["a", "b", "c"])
+    inbox.keep()  # refused
+    inbox.keep()
+    assert inbox.turn is turn
+    put(inbox, "d")
+    assert texts(list(iter(turn.take, None))) == ["d"]
+    assert turn.retired is spent  # it is not whole
+    assert view.messages[0].text == "abcd"
+    assert ("2 updates were not taken" in caplog.text) is spent
+    assert ("1 updates were not taken" in caplog.text) is spent
+    assert link.queued_updates == 0
+
+
+async def test_whoever_counts_on_consumers_is_told_when_the_first_comes_and_the_last_goes() -> None:
+    link, inbox = made()
+    told: list[bool] = []
+    inbox.on_consumers = told.append
+    subscription = inbox.subscribe()
+    stop = inbox.observe(lambda update: None)
+    subscription.close()
+    subscription.close()
+    stop()
+    stop()
+    inbox.fold(SessionView())
+    assert told == [True, True, True, False, True]
+    await ended(link, inbox)
+
+
+# ------------------------------------------------------------------ observers that wait for each other
+
+
+async def test_observers_of_two_sessions_that_wait_for_each_other_do_not_wait_for_ever() -> None:
+    link, first = made()
+    second, third = Inbox(cast("Any", link), "2"), Inbox(cast("Any", link), "3")
+    circle = (first, second, third)
+    done: list[str] = []
+
+    def waits_for(other: Inbox) -> Callable[[Update], Any]:
+        async def observer(update: Update) -> None:
+            await other.settled(1)
+            done.append(update.text)
+
+        return observer
+
+    for index, inbox in enumerate(circle):
+        inbox.observe(waits_for(circle[(index + 1) % 3]))
+        put(inbox, str(index))
+    await asyncio.wait_for(asyncio.gather(*(ended(link, inbox) for inbox in circle)), 5)
+    assert sorted(done) == ["0", "1", "2"]
+    assert done[0] == "2"  # the one that would have closed the circle
+    assert not any(inbox._awaiting for inbox in circle)
+
+
+async def test_an_observer_that_another_has_ended_sees_nothing_more() -> None:
+    link, inbox = made()
+    seen: list[str] = []
+    stop: list[Callable[[], None]] = []
+    inbox.observe(lambda update: stop[0]())
+    stop.append(inbox.observe(lambda update: seen.append(update.text)))
+    put(inbox, "a", "b")
+    await ended(link, inbox)
+    assert seen == []
 
 
 # ------------------------------------------------------------------ any order of anything

@@ -417,7 +417,7 @@ def test_a_load_that_replays_nothing_leaves_the_transcript_alone() -> None:
     view.begin_load()
     view.end_load()
     view.apply(chunk("b"))
-    assert transcript(view) == [("agent", "ab")]
+    assert transcript(view) == [("agent", "a"), ("agent", "b")]
 
 
 # ------------------------------------------------------------------ what it costs

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from antiphon._calls import AgentCalls
 from antiphon._errors import (
@@ -16,15 +18,17 @@ from antiphon._errors import (
     LocalProtocolError,
     RemoteProtocolError,
     RequestError,
+    RequestTimeout,
     ResourceNotFound,
     StartError,
     TurnInProgress,
     VersionMismatch,
 )
-from antiphon.runtime import Connection, FutureCall
+from antiphon.runtime import Connection, FutureCall, OutboundCall
 from antiphon.schema import (
     UNSET,
     UnsetType,
+    decode,
     encode,
     encode_checked,
     v1,
@@ -39,8 +43,8 @@ from antiphon.sessions._methods import (
     tag_of,
     tree_of,
 )
-from antiphon.sessions._peer import Peer
-from antiphon.sessions._session import Session
+from antiphon.sessions._peer import Peer, check_extension
+from antiphon.sessions._session import Once, Session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
@@ -55,20 +59,35 @@ __all__ = ["AgentPeer", "SessionOpening"]
 
 log = logging.getLogger("antiphon.client")
 
+#: How long the answer to a `session/new` that was given up is looked for where requests have no bound.
+_LATE_ANSWER = 60.0
+
 
 class _MarkedCall(FutureCall):
-    """A call about a session: notes how many of its updates had arrived before the answer."""
+    """A call about a session: notes how many of its updates had arrived before the answer.
 
-    __slots__ = ("inbox", "mark")
+    `then` is called with a result in its place in the stream.
+    """
 
-    def __init__(self, method: str, future: asyncio.Future[Any], inbox: Inbox) -> None:
+    __slots__ = ("inbox", "mark", "then")
+
+    def __init__(
+        self,
+        method: str,
+        future: asyncio.Future[Any],
+        inbox: Inbox,
+        then: Callable[[Any], None] | None = None,
+    ) -> None:
         super().__init__(method, future)
         self.inbox = inbox
         self.mark = 0
+        self.then = then
 
     def answered(self, result: Any, error: Exception | None) -> None:
         self.mark = self.inbox.received
         super().answered(result, error)
+        if error is None and self.then is not None:
+            self.then(result)
 
     async def settled(self) -> None:
         """Wait until the observers have returned from what came before the answer."""
@@ -110,17 +129,33 @@ class _NewSessionCall(FutureCall):
 
 
 class _LoadCall(_MarkedCall):
-    """`session/load` or `session/resume`: what follows its answer in the stream is no replay."""
+    """`session/load` or `session/resume`: what follows its answer in the stream is no replay.
+
+    Nobody need wait behind a history that somebody takes: reading then stops for it like for a turn.
+    A history that nobody takes is read into the overdraft, and past that the load fails.
+    """
 
     __slots__ = ("session",)
 
     def __init__(self, method: str, future: asyncio.Future[Any], session: Session) -> None:
         super().__init__(method, future, session.inbox)
         self.session = session
+        self.blocking = not session.inbox.consumed
+        session.inbox.on_consumers = self._consumers_changed
+
+    def _consumers_changed(self, consumed: bool) -> None:  # noqa: FBT001  (a state)
+        self.inbox.connection.set_blocking(self, blocking=not consumed)
+
+    def over(self) -> None:
+        """Answered or given up."""
+        self.inbox.on_consumers = None
+        self.session.load_ends()
 
     def answered(self, result: Any, error: Exception | None) -> None:
-        self.session.load_ends()
+        self.over()
         super().answered(result, error)
+        if error is None and self.inbox.view is not None:
+            self.session.view_opened(self.method, result)
 
 
 class _Load:
@@ -159,13 +194,36 @@ class _Load:
         self._peer.connection.abandon(self._call)
         if not self._call.future.done():
             self._call.future.cancel()
-        session.load_ends()
+        self._call.over()
         session.cwd, session.additional_directories = self._before
         if not self._known:
             self._peer.forget(session.session_id)
 
 
-class SessionOpening:
+class _LateNewSession(OutboundCall):
+    """A `session/new` that is not waited for any more: a session that yet comes of it is closed."""
+
+    __slots__ = ("_peer",)
+
+    def __init__(self, peer: AgentPeer) -> None:
+        super().__init__("session/new", blocking=False)
+        self._peer = peer
+
+    def answered(self, result: Any, error: Exception | None) -> None:
+        """The late answer, or its absence."""
+        if error is not None:
+            return
+        peer = self._peer
+        try:
+            response = read_result(self.method, v1_unstable.NewSessionResponse, result)
+        except RemoteProtocolError as fault:
+            log.info("the late answer to session/new is none: %s", fault)
+            return
+        if response.session_id not in peer.sessions:  # else the id of one in use was given again
+            peer.close_unwanted(response.session_id)
+
+
+class SessionOpening(Once["Session"]):
     """`session/load` or `session/resume` to be sent: await it, or use it in `async with`.
 
     Awaiting sends the request and gives the `Session` once the agent has answered. `async with` sends
@@ -177,9 +235,6 @@ class SessionOpening:
         self._send = send
         self._result_type = result_type
         self._load: _Load | None = None
-
-    def __await__(self) -> Generator[Any, None, Session]:
-        return self._run().__await__()
 
     async def _run(self) -> Session:
         load = self._send()
@@ -408,13 +463,87 @@ class AgentPeer(Peer, AgentCalls):
             session.opened(response)
             return session
 
-        call = _NewSessionCall(self.connection.create_future(), make)
-        self.connection.open_call(
-            call, encode_checked(params), self._timeout("session/new", timeout)
-        )
-        session: Session = await self.connection.answer_to(call)
-        await session.inbox.settled(call.mark)
+        connection = self.connection
+        call = _NewSessionCall(connection.create_future(), make)
+        connection.open_call(call, encode_checked(params), self._timeout("session/new", timeout))
+        try:
+            session: Session = await connection.answer_to(call)
+            await session.inbox.settled(call.mark)
+        except (asyncio.CancelledError, RequestTimeout):
+            # The agent may have opened it, or be about to, and nobody will ever use it.
+            future = call.future
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.close_unwanted(future.result().session_id)
+            elif not connection.closed:
+                late = connection.limits.request_timeout or _LATE_ANSWER
+                connection.linger(call, _LateNewSession(self), late)
+            raise
         return session
+
+    def adopt_session(
+        self,
+        session_id: str,
+        *,
+        cwd: str | Path,
+        additional_directories: Sequence[str | Path] = (),
+    ) -> Session:
+        """A `Session` for an id that came another way, without asking the agent.
+
+        For a raw `session/new`, an unstable `session/fork`, or a subagent's child session. Updates
+        that arrived for it are kept (at most `Limits.unknown_session_updates` of all such sessions)
+        and come first.
+
+        Args:
+            session_id: as the agent gave it.
+            cwd: its directory; made absolute here. With the next it is what the agent may touch.
+            additional_directories: further roots.
+
+        Raises:
+            LocalProtocolError: the session is known here; it is in `sessions`.
+            LimitExceeded: there are `Limits.sessions` already.
+        """
+        if session_id in self.sessions:
+            msg = f"session {session_id!r} is known: agent.sessions has it"
+            raise LocalProtocolError(msg)
+        directory, more = self._directories(cwd, additional_directories)
+        return self._register(session_id, directory, more)
+
+    def close_unwanted(self, session_id: str) -> None:
+        """Have the agent close a session that nobody waits for any more, if it closes any."""
+        self.forget(session_id)
+        self._router.drop_unknown(session_id)
+        if not self.offers("sessionCapabilities.close"):
+            log.info("session %s was opened too late, and this agent closes none", session_id)
+            return
+        log.info("session %s was opened too late, and is closed", session_id)
+        call = FutureCall("session/close", self.connection.create_future())
+        params = encode(v1.CloseSessionRequest(session_id=session_id))
+        with suppress(AntiphonError):  # the link is about to go
+            self.connection.open_call(call, params, self.connection.limits.request_timeout)
+
+    async def request_extension(
+        self, method: str, params: Any = None, *, timeout: float | None | UnsetType = UNSET
+    ) -> Any:
+        """Ask an extension method (its name starts with `_`); the result as plain JSON values.
+
+        Where the parameters name a session that is known here (`sessionId`), the answer is visible
+        only after the observers of its updates have returned from what came before it (DESIGN §4.2);
+        an answer that belongs to no session waits for nobody.
+        """
+        session = self._session_named_in(params)
+        if session is None:
+            return await super().request_extension(method, params, timeout=timeout)
+        check_extension(method)
+        call = _MarkedCall(method, self.connection.create_future(), session.inbox)
+        self.connection.open_call(call, encode_checked(params), self._timeout(method, timeout))
+        return decode(Any, await _settled(call, self.connection.answer_to(call)))
+
+    def _session_named_in(self, params: Any) -> Session | None:
+        if isinstance(params, Mapping):
+            session_id = cast("Mapping[str, Any]", params).get("sessionId")
+        else:
+            session_id = getattr(params, "session_id", None)
+        return self.sessions.get(session_id) if isinstance(session_id, str) else None
 
     def load_session(
         self,
@@ -473,7 +602,7 @@ class AgentPeer(Peer, AgentCalls):
             load = _Load(self, session, call, known=known is not None)
             # What is served to the agent from now on is served within the new roots.
             session.cwd, session.additional_directories = directory, tuple(more)
-            session.load_begins()
+            session.load_begins(replays=row.name == "session/load")
             try:
                 self.connection.open_call(
                     call, encode_checked(params), self._timeout(row.name, timeout)
@@ -561,7 +690,8 @@ class AgentPeer(Peer, AgentCalls):
         elif row.name in ("session/close", "session/delete"):
             call = _ClosingCall(row.name, future, session.inbox)
         else:
-            call = _MarkedCall(row.name, future, session.inbox)
+            then = partial(session.changed, params)
+            call = _MarkedCall(row.name, future, session.inbox, then)
         self.connection.open_call(call, encode_checked(params), self._timeout(row.name, timeout))
         answer = self.connection.answer_to(call)
         raw = await (_settled(call, answer) if isinstance(call, _MarkedCall) else answer)
@@ -582,6 +712,9 @@ class AgentPeer(Peer, AgentCalls):
             "session/cancel", encode(v1.CancelNotification(session_id=session_id))
         )
         self._router.cancel_permissions(session_id)
+        session = self.sessions.get(session_id)
+        if session is not None and session.inbox.view is not None:
+            session.inbox.view.cancel_turn()
 
     # -------------------------------------------------------------- inside
 

@@ -141,6 +141,16 @@ class ClientRouter(SideRouter):
             self._unknown = others
         return inbox
 
+    def drop_unknown(self, session_id: str) -> None:
+        """Let go of what was kept for a session that nobody will ask for."""
+        self._unknown = deque(entry for entry in self._unknown if entry[0] != session_id)
+        self._unknown_bytes = sum(len(frame) for _, _, frame in self._unknown)
+
+    def look_at_sessions(self) -> None:
+        """Much waits: report the sessions whose share is full."""
+        for inbox in self._inboxes.values():
+            inbox.look()
+
     def close_inbox(self, session_id: str) -> None:
         """Stop delivering for a session; what nobody took is let go (DESIGN §4.4)."""
         inbox = self._inboxes.pop(session_id, None)
@@ -167,6 +177,9 @@ class ClientRouter(SideRouter):
         """Enter it where `session/cancel` finds it; answered at once in a turn being cancelled."""
         session = context.session
         call = context.call
+        if session is not None and session.inbox.view is not None:
+            # It may say what no update has said yet (quirk 14).
+            session.inbox.view.apply_tool_call(params.tool_call)
         if call is not None:
             if session is not None and session.stopping:
                 self._peer.connection.answer(call, _CANCELLED)
@@ -220,8 +233,11 @@ class ClientRouter(SideRouter):
     def context(
         self, method: str, raw: Any, params: Any, call: InboundCall | None
     ) -> ClientContext:
-        peer = self._peer
-        return ClientContext(peer.connection, method, session_of(params), raw, call, peer)
+        peer, session_id = self._peer, session_of(params)
+        session = peer.sessions.get(session_id)
+        if session is not None and session.watch is not None:
+            session.watch.asked(call)
+        return ClientContext(peer.connection, method, session_id, raw, call, peer)
 
     def cancelled(self, call: InboundCall) -> bool:
         """A permission request that is withdrawn is answered as cancelled (acp-v1 §7, §20)."""

@@ -4,11 +4,13 @@ The reader calls `Inbox.put` for each update, in wire order. From there it goes 
 own queue: the open turn's (or, outside a turn, the session's backlog), every subscriber's, and the
 observers'. The reader never waits and decodes nothing.
 
-* Order and exactly-once (§4.1) hold because there is one producer and each queue is a list.
+* Order and exactly-once (§4.1) hold because there is one producer and each queue is a list. That it
+  is so is checked where a turn, a replay or a subscription ends: what passed through its queue against
+  what arrived (`DeliveryGap`). Counted by the batch, so that an update costs nothing more.
 * The response barrier (§4.2) needs no waiting for queues: the reader has put everything before it sees
   the response. Observers have a mark instead: `settled(mark)` waits until they have seen that many.
-* The budget (§4.4) is counted in frame bytes on the connection, added here and given back by whoever
-  consumes or discards.
+* The budget (§4.4) is counted in frame bytes and updates on the connection, added here and given back
+  by whoever consumes or discards. A session's own share has no effect but a report (`look`).
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ from contextlib import suppress
 from inspect import isawaitable
 from typing import TYPE_CHECKING
 
-from antiphon._errors import ENDING
+from antiphon._errors import ENDING, DeliveryGap
 from antiphon.sessions._update import Label, Update
 
 if TYPE_CHECKING:
     import msgspec
 
     from antiphon.runtime import Connection
+    from antiphon.sessions._view import SessionView
 
-__all__ = ["Inbox", "Observer", "Subscription", "UpdateQueue"]
+__all__ = ["Inbox", "Observer", "Sink", "Subscription", "TracedQueue", "UpdateQueue"]
 
 log = logging.getLogger("antiphon.session")
 
@@ -48,23 +51,43 @@ class UpdateQueue:
     fast as a deque, lets go of what was taken, and an idle queue costs next to nothing.
     """
 
-    __slots__ = ("_batch", "_batch_bytes", "connection", "items", "retired", "size", "waiter")
+    __slots__ = (
+        "_batch",
+        "_batch_bytes",
+        "_batch_count",
+        "connection",
+        "full",
+        "items",
+        "passed",
+        "retired",
+        "size",
+        "until",
+        "waiter",
+    )
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.items: list[Update] = []
         self.size = 0
-        #: Nothing more will be put in.
+        #: How many have left it: taken (a batch at a time) or discarded.
+        self.passed = 0
+        #: Nothing more will be put in, and how many the session had received when that was said.
         self.retired = False
+        self.until = 0
+        #: The session that is marked as full because of what waits here and in its other queues.
+        self.full: Inbox | None = None
         self.waiter: asyncio.Future[None] | None = None
         self._batch: list[Update] = []
         self._batch_bytes = 0
+        self._batch_count = 0
 
     def put(self, update: Update, size: int) -> None:
         """Add one; called by the reader alone."""
         self.items.append(update)
         self.size += size
-        self.connection.queued_bytes += size
+        connection = self.connection
+        connection.queued_bytes += size
+        connection.queued_updates += 1
         waiter = self.waiter
         if waiter is not None:
             self.waiter = None
@@ -82,14 +105,18 @@ class UpdateQueue:
         batch = self._batch
         if batch:
             return batch.pop()
-        if self._batch_bytes:
+        if self._batch_count:
             # Given back a batch at a time: what the consumer still has in hand counts as queued.
-            self.connection.release(self._batch_bytes)
-            self._batch_bytes = 0
+            self.connection.release(self._batch_bytes, self._batch_count)
+            self._batch_bytes = self._batch_count = 0
+            if self.full is not None:
+                self.full.look()
         if not self.items:
             return None
         batch, self.items = self.items, []
         self._batch_bytes, self.size = self.size, 0
+        self._batch_count = count = len(batch)
+        self.passed += count
         batch.reverse()
         self._batch = batch
         return batch.pop()
@@ -108,15 +135,49 @@ class UpdateQueue:
 
     def discard(self) -> int:
         """Throw away what waits and give its budget back; returns how many updates that were."""
-        count = len(self.items) + len(self._batch)
-        if self.size or self._batch_bytes:
-            self.connection.release(self.size + self._batch_bytes)
+        left = len(self.items)
+        count = left + len(self._batch)
+        self.passed += left
+        size, left = self.size + self._batch_bytes, left + self._batch_count
         self.items, self._batch = [], []
-        self.size = self._batch_bytes = 0
+        self.size = self._batch_bytes = self._batch_count = 0
+        if left:
+            self.connection.release(size, left)
+        if self.full is not None:
+            self.full.look()
         return count
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """What it takes of the budget: updates, and their frame bytes."""
+        return len(self.items) + self._batch_count, self.size + self._batch_bytes
 
     def __len__(self) -> int:
         return len(self.items) + len(self._batch)
+
+
+class TracedQueue(UpdateQueue):
+    """A turn's queue that reports each update; used only where a telemetry hook is set."""
+
+    __slots__ = ("ordinal", "session_id", "turn")
+
+    def __init__(self, connection: Connection, session_id: str, turn: int) -> None:
+        super().__init__(connection)
+        self.session_id = session_id
+        self.turn = turn
+        self.ordinal = 0
+
+    def put(self, update: Update, size: int) -> None:
+        super().put(update, size)
+        self.connection.emit(
+            "delivery",
+            session=self.session_id,
+            turn=self.turn,
+            decision="emit",
+            ordinal=self.ordinal,
+            buffered=len(self),
+        )
+        self.ordinal += 1
 
 
 class Sink(UpdateQueue):
@@ -132,6 +193,23 @@ class Sink(UpdateQueue):
         self.dropped += 1
 
 
+class _Folding(UpdateQueue):
+    """Stands among the subscribers' queues: folds each update into a view, and keeps nothing."""
+
+    __slots__ = ("view",)
+
+    def __init__(self, connection: Connection, view: SessionView) -> None:
+        super().__init__(connection)
+        self.view = view
+
+    def put(self, update: Update, size: int) -> None:
+        try:
+            self.view.apply(update)
+        except Exception:
+            # The queues behind this one must not miss the update for it.
+            log.exception("an update of session %s could not be folded", update.session_id)
+
+
 class Subscription(AsyncIterator[Update]):
     """An independent view of a session's updates; see `Session.updates`.
 
@@ -141,6 +219,8 @@ class Subscription(AsyncIterator[Update]):
     def __init__(self, inbox: Inbox, queue: UpdateQueue) -> None:
         self._inbox = inbox
         self._queue = queue
+        # What came before: the difference to what arrives until its end has to pass through.
+        self._before = inbox.received - len(queue) - queue.passed
         self._closed = False
 
     def __del__(self) -> None:
@@ -160,8 +240,13 @@ class Subscription(AsyncIterator[Update]):
             update = queue.take()
             if update is not None:
                 return update
-            if self._inbox.ended or queue.retired:
+            inbox = self._inbox
+            if inbox.ended or queue.retired:
+                closed = self._closed
                 self.close()
+                if not closed:
+                    until = queue.until if queue.retired else inbox.received
+                    inbox.check_delivery(queue.passed, until - self._before)
                 raise StopAsyncIteration
             await queue.wait()
 
@@ -177,6 +262,27 @@ class Subscription(AsyncIterator[Update]):
 
 class Inbox:
     """One session's updates on one connection."""
+
+    __slots__ = (
+        "_awaiting",
+        "_full",
+        "_let_go_turn",
+        "_observed",
+        "_observers",
+        "_replays",
+        "_seen",
+        "_settling",
+        "_subscribers",
+        "backlog",
+        "connection",
+        "ended",
+        "label",
+        "on_consumers",
+        "received",
+        "session_id",
+        "turn",
+        "view",
+    )
 
     def __init__(self, connection: Connection, session_id: str) -> None:
         self.connection = connection
@@ -198,6 +304,14 @@ class Inbox:
         self._observed: UpdateQueue | None = None
         self._seen = 0
         self._settling: list[tuple[int, asyncio.Future[None]]] = []
+        # Sessions whose observers ours (or their children) wait for now.
+        self._awaiting: list[Inbox] = []
+        #: The folded state, once somebody has asked for it.
+        self.view: SessionView | None = None
+        #: Told whether anybody takes what comes now, while that matters to a load.
+        self.on_consumers: Callable[[bool], None] | None = None
+        self._let_go_turn: UpdateQueue | None = None
+        self._full = False
 
     # -------------------------------------------------------------- the reader's side
 
@@ -229,16 +343,80 @@ class Inbox:
         """The session is being closed: nobody wants its updates, so that reading can go on.
 
         What waits is let go with a log line, and what still comes outside a turn is not kept.
-        Observers go on seeing everything, and an open turn keeps its updates.
+        Observers and the view go on seeing everything. An open turn keeps its updates as long as the
+        budget lasts: it may be iterated to its end.
         """
         for queue in (self.backlog, *self._subscribers):
-            self.forget(queue)
+            if not isinstance(queue, _Folding):
+                self.forget(queue)
         self.backlog = Sink(self.connection)
+        turn = self.turn
+        if turn is not None and not isinstance(turn, Sink) and self.connection.budget_spent:
+            self._let_go_turn = turn
+            self.forget(turn)
+            self.turn = Sink(self.connection)
 
     def keep(self) -> None:
         """Undo `let_go`: the session was not closed after all. Idempotent."""
         if isinstance(self.backlog, Sink):
             self.backlog = UpdateQueue(self.connection)
+        queue, self._let_go_turn = self._let_go_turn, None
+        if queue is not None and isinstance(self.turn, Sink):
+            self.report(self.turn.dropped)
+            self.turn = queue
+
+    def report(self, dropped: int) -> None:
+        """Say that updates were let go."""
+        if dropped:
+            log.info("session %s: %d updates were not taken", self.session_id, dropped)
+
+    # -------------------------------------------------------------- how much waits
+
+    def look(self) -> None:
+        """Report the session when more waits for its consumers than is its share (DESIGN §4.4).
+
+        Once; again only after less than half of it was waiting. While the connection's budget
+        lasts, nothing else happens.
+        """
+        queues = [self.backlog, *self._subscribers]
+        queues += [queue for queue in (self.turn, self._observed) if queue is not None]
+        updates = size = 0
+        for queue in queues:
+            held = queue.held
+            updates += held[0]
+            size += held[1]
+        limits = self.connection.limits
+        if not self._full:
+            if updates > limits.session_updates or size > limits.session_bytes:
+                self._mark(queues, full=True)
+                self.connection.emit(
+                    "session_full", session=self.session_id, updates=updates, bytes=size
+                )
+        elif updates <= limits.session_updates // 2 and size <= limits.session_bytes // 2:
+            self._mark(queues, full=False)
+        else:
+            self._mark(queues, full=True)  # some may be newer than the mark
+
+    def _mark(self, queues: list[UpdateQueue], *, full: bool) -> None:
+        self._full = full
+        for queue in queues:
+            queue.full = self if full else None
+
+    def check_delivery(self, delivered: int, expected: int, turn: int | None = None) -> None:
+        """Raise `DeliveryGap` if a consumer was given other than what arrived for it."""
+        if delivered != expected:
+            self._gap(delivered, expected, turn)
+            raise DeliveryGap(self.session_id, delivered, expected)
+
+    def _gap(self, delivered: int, expected: int, turn: int | None) -> None:
+        self.connection.emit(
+            "delivery",
+            session=self.session_id,
+            turn=turn,
+            decision="fail",
+            delivered=delivered,
+            expected=expected,
+        )
 
     # -------------------------------------------------------------- subscribers
 
@@ -251,30 +429,50 @@ class Inbox:
         if not isinstance(self.backlog, Sink):  # which keeps nothing, and would go on doing so
             queue, self.backlog = self.backlog, queue
         if replay:
+            # What is no history is still for the next who asks.
             queue, others = UpdateQueue(self.connection), queue
             while (update := others.take()) is not None:
                 chosen = queue if update.label == "replay" else self.backlog
                 chosen.put(update, len(update.frame))
             if self.label != "replay":
-                queue.retired = True
+                queue.retired, queue.until = True, self.received
                 return Subscription(self, queue)
             self._replays.append(queue)
         self._subscribers.append(queue)
+        self._consumers_changed()
         return Subscription(self, queue)
 
     def retire(self, queue: UpdateQueue) -> None:
         """Put nothing more into a consumer's queue; it may still take what is there. Idempotent."""
-        queue.retired = True
+        if not queue.retired:
+            queue.retired, queue.until = True, self.received
         if queue in self._subscribers:
             self._subscribers.remove(queue)
+            self._consumers_changed()
         queue.wake()
 
     def forget(self, queue: UpdateQueue) -> None:
         """Retire a consumer's queue and let go of what is in it, with a log line. Idempotent."""
         self.retire(queue)
-        dropped = queue.discard()
-        if dropped:
-            log.info("session %s: %d updates were not taken", self.session_id, dropped)
+        self.report(queue.discard())
+
+    def fold(self, view: SessionView) -> None:
+        """Fold what comes into `view`, and what waited for the first consumer before it."""
+        self.view = view
+        feed = _Folding(self.connection, view)
+        while (update := self.backlog.take()) is not None:
+            feed.put(update, 0)
+        self._subscribers.append(feed)
+        self._consumers_changed()
+
+    @property
+    def consumed(self) -> bool:
+        """Whether anybody takes what comes outside a turn."""
+        return bool(self._subscribers or self._observers)
+
+    def _consumers_changed(self) -> None:
+        if self.on_consumers is not None:
+            self.on_consumers(self.consumed)
 
     def load_ended(self) -> None:
         """The history is complete, in the reader: what comes now is no replay."""
@@ -290,6 +488,7 @@ class Inbox:
         """Call `observer` for each update from now on, in order; returns what ends that."""
         entry = (observer, 0 if self._observed is None else self.received)
         self._observers.append(entry)
+        self._consumers_changed()
         if self._observed is None and not self.ended:
             self._observed = queue = UpdateQueue(self.connection)
             self._seen = self.received
@@ -302,6 +501,7 @@ class Inbox:
         def stop() -> None:
             if entry in self._observers:
                 self._observers.remove(entry)
+                self._consumers_changed()
 
         return stop
 
@@ -313,12 +513,19 @@ class Inbox:
             while True:
                 update = queue.take()
                 if update is None:
+                    if self._seen != self.received:
+                        # Without this, whoever waits for a mark would wait for ever.
+                        self._gap(self._seen, self.received, None)
+                        self._seen = self.received
+                        self._settle()
                     if self.ended:
                         return
                     await queue.wait()
                     continue
-                for observer, first in tuple(self._observers):
-                    if first > self._seen:  # it joined when this update was here already
+                for entry in tuple(self._observers):
+                    observer, first = entry
+                    # It joined when this update was here already, or another has just ended it.
+                    if first > self._seen or entry not in self._observers:
                         continue
                     try:
                         result = observer(update)
@@ -361,10 +568,28 @@ class Inbox:
         """Wait until the observers have returned from the first `mark` updates (DESIGN §4.2).
 
         Returns at once in an observer of this session and in tasks it started: they would wait for
-        themselves.
+        themselves. So it does where that closes a circle over observers of other sessions.
         """
-        if self._observed is None or self._seen >= mark or self in _observing.get():
+        if self._observed is None or self._seen >= mark:
+            return
+        within = _observing.get()
+        if within and self._waits_for(within):
             return
         future = self.connection.create_future()
         self._settling.append((mark, future))
-        await future
+        for inbox in within:
+            inbox._awaiting.append(self)
+        try:
+            await future
+        finally:
+            for inbox in within:
+                inbox._awaiting.remove(self)
+
+    def _waits_for(self, others: tuple[Inbox, ...]) -> bool:
+        """Whether this session's observers are, or wait for, one of `others`."""
+        reached: list[Inbox] = [self]
+        for inbox in reached:
+            if inbox in others:
+                return True
+            reached += [other for other in inbox._awaiting if other not in reached]
+        return False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from antiphon.schema import Method
     from antiphon.transports import Transport
 
-__all__ = ["Peer"]
+__all__ = ["Peer", "check_extension"]
 
 
 class Peer:
@@ -51,7 +51,7 @@ class Peer:
         timeout: float | None | UnsetType = UNSET,
     ) -> Any:
         """Ask an extension method (its name starts with `_`); the result as plain JSON values."""
-        _check_extension(method)
+        check_extension(method)
         raw = await self.connection.request(
             method,
             None if params is None else encode_checked(params),
@@ -61,7 +61,7 @@ class Peer:
 
     async def notify_extension(self, method: str, params: Any = None) -> None:
         """Send an extension notification (its name starts with `_`)."""
-        _check_extension(method)
+        check_extension(method)
         self.connection.notify(method, None if params is None else encode_checked(params))
         await self.connection.drain()
 
@@ -94,7 +94,8 @@ class Peer:
         return given
 
 
-def _check_extension(method: str) -> None:
+def check_extension(method: str) -> None:
+    """Raise `LocalProtocolError` for a name that no extension may have."""
     if not method.startswith("_"):
         msg = f"an extension method starts with an underscore, not {method!r}"
         raise LocalProtocolError(msg)

@@ -1,41 +1,94 @@
-"""The client's view of a session: prompts, turns, updates."""
+"""The client's side of a session: prompts, turns, updates.
+
+Responsible for the life of a turn as a client sees it: sending, iterating, cancelling, leaving, the
+clocks of all that. Leaves the delivery of updates to `_inbox`, what they add up to to `_view`, opening
+and closing of sessions to `_agent_peer`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import msgspec
 
 from antiphon._errors import (
     AntiphonError,
     ConnectionClosed,
+    DeliveryGap,
     LocalProtocolError,
     RemoteProtocolError,
     RequestTimeout,
+    SilenceTimeout,
     TurnInProgress,
 )
 from antiphon.runtime import OutboundCall
-from antiphon.schema import UNSET, encode_checked
+from antiphon.schema import UNSET, UnsetType, encode_checked
 from antiphon.sessions._content import as_blocks, check_prompt_content
-from antiphon.sessions._inbox import Inbox, Observer, Sink, Subscription, UpdateQueue
+from antiphon.sessions._inbox import (
+    Inbox,
+    Observer,
+    Sink,
+    Subscription,
+    TracedQueue,
+    UpdateQueue,
+)
 from antiphon.sessions._methods import or_none, read_result
 from antiphon.sessions._update import Update
+from antiphon.sessions._view import SessionView
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from antiphon.runtime import InboundCall
     from antiphon.schema import v1, v1_unstable
     from antiphon.sessions._agent_peer import AgentPeer
 
     Prompt: TypeAlias = str | v1.ContentBlock | Sequence[str | v1.ContentBlock]
 
-__all__ = ["PromptOutcome", "PromptTurn", "Session"]
+__all__ = ["Once", "PromptOutcome", "PromptTurn", "Session"]
 
 log = logging.getLogger("antiphon.session")
+
+#: In how many parts a silence is measured: it lasts at most one part longer than it should.
+_TICKS = 8
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Once(Coroutine[Any, Any, T_co]):
+    """Something that can be awaited, and given to `asyncio.create_task` or a `TaskGroup`, once.
+
+    Unlike a coroutine it begins nothing and warns of nothing when it is made and not awaited.
+    """
+
+    _running: Coroutine[Any, Any, T_co] | None = None
+
+    def _run(self) -> Coroutine[Any, Any, T_co]:
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        return self._run().__await__()
+
+    def send(self, value: Any, /) -> Any:
+        """For the task that runs it."""
+        if self._running is None:
+            self._running = self._run()
+        return self._running.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """For the task that runs it."""
+        if self._running is None:
+            self._running = self._run()
+        return self._running.throw(*error)
+
+    def close(self) -> None:
+        """For the task that runs it."""
+        if self._running is not None:
+            self._running.close()
 
 
 class PromptOutcome(msgspec.Struct, frozen=True):
@@ -64,7 +117,7 @@ class PromptOutcome(msgspec.Struct, frozen=True):
         yield self.response
 
 
-class PromptTurn(OutboundCall, AsyncIterator[Update]):
+class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
     """A prompt and its turn: iterate over it inside `async with`, or await it.
 
     The prompt is sent on `await` or on entering the block. Iteration gives every update of the turn
@@ -72,7 +125,7 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
     error answer, a timeout or a lost connection is raised by the iteration, after the updates that
     came before it. Leaving the block earlier sends `session/cancel`, lets the rest go with a log line
     and waits for the answer, at most `Limits.cancel_backstop` seconds; an error in its place is let go,
-    too.
+    too. `asyncio.create_task(session.prompt(…))` runs it beside others.
 
     Attributes:
         response: the `PromptResponse`, None until the turn ended, and where none came.
@@ -83,18 +136,24 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         session: Session,
         params: v1.PromptRequest,
         timeout: float | None,
+        silence: float | None,
     ) -> None:
         super().__init__("session/prompt", blocking=False)
         self.session = session
         self.params = params
         self.response: v1_unstable.PromptResponse | None = None
         self._timeout = timeout
+        self._silence = silence
         self._queue: UpdateQueue | None = None
+        self._before = 0  # updates received when it was sent
+        self._whole = False  # whether all that came since was put into the queue
+        self._number = 0  # of the session's turns on this connection
         self._error: Exception | None = None
         self._raw: Any = None
         self._mark = -1  # updates received when the answer came; -1 until then
         self._raised = False
         self._over: asyncio.Future[None] | None = None  # where leaving waits for the answer
+        self._backstop: asyncio.TimerHandle | None = None  # since it was cancelled
         #: Whether `session/cancel` was sent: permission requests are answered cancelled from then on.
         self.cancelling = False
 
@@ -115,11 +174,17 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         inbox = self.session.inbox
         self._raw, self._error = result, error
         self._mark = inbox.received
+        if self._backstop is not None:
+            self._backstop.cancel()
+        self._listen_no_more()
         left, inbox.turn = inbox.turn, None
         if isinstance(left, Sink):
-            self._report(left.dropped)
+            inbox.report(left.dropped)
+        self._whole = left is not None and left is self._queue and not left.retired
         inbox.label = "session"
         self.session.turn = None
+        if inbox.view is not None:
+            inbox.view.end_turn(_stop_reason(result))
         if self._queue is not None:
             self._queue.wake()
         if self._over is not None and not self._over.done():
@@ -131,9 +196,9 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         """Send the prompt, once the agent is done with a turn that timed out."""
         if self._queue is None and self.session.winding_down is not None:
             await self.session.winding_down.wait()
-        self.send()
+        self._send()
 
-    def send(self) -> None:
+    def _send(self) -> None:
         """Send the prompt.
 
         Raises:
@@ -152,16 +217,27 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
             msg = f"session {session.session_id!r} is being loaded"
             raise LocalProtocolError(msg)
         check_prompt_content(self.params.prompt, session.peer.tree)
-        inbox = session.inbox
-        self._queue = inbox.turn = UpdateQueue(inbox.connection)
+        inbox, connection = session.inbox, session.inbox.connection
+        session.turns += 1
+        self._number = session.turns
+        self._queue = inbox.turn = (
+            TracedQueue(connection, session.session_id, self._number)
+            if connection.observed
+            else UpdateQueue(connection)
+        )
+        self._before = inbox.received
         inbox.label = "turn"
         session.turn = self
         try:
-            inbox.connection.open_call(self, encode_checked(self.params), self._timeout)
+            connection.open_call(self, encode_checked(self.params), self._timeout)
         except BaseException:
             inbox.turn = self._queue = session.turn = None
             inbox.label = "session"
             raise
+        if self._silence is not None:
+            session.watch = SilenceWatch(self, self._silence)
+        if inbox.view is not None:
+            inbox.view.begin_turn(self.params.prompt)
 
     @property
     def ended(self) -> bool:
@@ -178,10 +254,36 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         """Tokens of the turn where the agent reports them."""
         return None if self.response is None else or_none(self.response.usage)
 
-    async def cancel(self) -> None:
-        """Ask the agent to stop; go on iterating, the turn ends by itself. A no-op once it ended."""
+    async def cancel(self, *, backstop: float | None | UnsetType = UNSET) -> None:
+        """Ask the agent to stop; go on iterating, the turn ends by itself. A no-op once it ended.
+
+        An agent that has not answered after `backstop` seconds (UNSET: `Limits.cancel_backstop`,
+        None: no bound) is given up: the iteration raises `RequestTimeout`.
+        """
         if self._queue is not None and not self.ended:
-            await self.session.cancel()
+            await self.session.cancel(backstop=backstop)
+
+    def end_within(self, seconds: float) -> None:
+        """Give the agent that long for its answer; a bound that is set already may only be sooner."""
+        loop = asyncio.get_running_loop()
+        # Even for 0: what is read already comes first.
+        at = loop.time() + max(seconds, 0.001)
+        if self._backstop is not None:
+            if self._backstop.when() <= at:
+                return
+            self._backstop.cancel()
+        self._backstop = loop.call_at(at, self._give_up, seconds)
+        self._listen_no_more()
+
+    def _listen_no_more(self) -> None:
+        watch, self.session.watch = self.session.watch, None
+        if watch is not None:
+            watch.stop()
+
+    def _give_up(self, seconds: float) -> None:
+        log.warning("session %s: no answer to the cancelled prompt", self.session.session_id)
+        self.session.inbox.connection.abandon(self)
+        self._end(None, RequestTimeout(self.method, seconds))
 
     def __aiter__(self) -> PromptTurn:
         return self
@@ -210,6 +312,14 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         if self._error is not None:
             self._raised = True
             raise self._error
+        if self._whole and self._queue is not None:
+            try:
+                inbox.check_delivery(
+                    self._queue.passed, self._mark - self._before, turn=self._number
+                )
+            except DeliveryGap:
+                self._raised = True
+                raise
         if self.response is None:
             from antiphon.schema import v1_unstable
 
@@ -218,9 +328,6 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
             except RemoteProtocolError:
                 self._raised = True
                 raise
-
-    def __await__(self) -> Generator[Any, None, PromptOutcome]:
-        return self._run().__await__()
 
     async def _run(self) -> PromptOutcome:
         await self._begin()
@@ -260,23 +367,21 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         if self._queue is None or self.ended:
             return
         connection = self.session.inbox.connection
-        limit = connection.limits.cancel_backstop
         self._over = connection.create_future()
+        # From here on somebody waits for the answer, and nobody for what is before it.
+        connection.set_blocking(self, blocking=True)
+        await self.session.cancel()
+        limit = connection.limits.cancel_backstop
+        self.end_within(limit)
         try:
-            await self.session.cancel()
-            async with asyncio.timeout(limit or 0.001):
-                await self._over
+            async with asyncio.timeout(max(limit, 0.001)):
+                await asyncio.shield(self._over)
                 # An answer is to be seen afterwards; an error of a turn that was left is not.
                 with suppress(AntiphonError):
                     await self._finish()
-        except TimeoutError:
-            if self.ended:  # an observer is still busy with the last updates
-                return
-            log.warning("session %s: no answer to the cancelled prompt", self.session.session_id)
-            connection.abandon(self)
-            self._end(None, RequestTimeout(self.method, limit))
-        except ConnectionClosed:
-            pass
+        except TimeoutError:  # an observer is still busy with the last updates
+            if not self.ended:
+                self._give_up(limit)
 
     def _let_go(self) -> None:
         """Keep nothing for a consumer that has left, whenever the answer comes."""
@@ -284,11 +389,7 @@ class PromptTurn(OutboundCall, AsyncIterator[Update]):
         if queue is not None:
             if inbox.turn is queue:
                 inbox.turn = Sink(inbox.connection)
-            self._report(queue.discard())
-
-    def _report(self, dropped: int) -> None:
-        if dropped:
-            log.info("session %s: %d updates were not taken", self.session.session_id, dropped)
+            inbox.report(queue.discard())
 
 
 class _WindingDown(OutboundCall):
@@ -310,6 +411,8 @@ class _WindingDown(OutboundCall):
         session.winding_down = None
         inbox.turn = None
         inbox.label = "session"
+        if inbox.view is not None:
+            inbox.view.end_turn()
         self._over.set_result(None)
         if self._sink.dropped:
             log.info(
@@ -321,6 +424,81 @@ class _WindingDown(OutboundCall):
     async def wait(self) -> None:
         """Wait for that; it takes at most `Limits.cancel_backstop`."""
         await asyncio.shield(self._over)
+
+
+def with_option(
+    options: Sequence[Any],
+    config_id: str,
+    value: str | bool,  # noqa: FBT001
+) -> list[Any]:
+    """Options with one of them set."""
+    return [
+        msgspec.structs.replace(option, current_value=value) if option.id == config_id else option
+        for option in options
+    ]
+
+
+class SilenceWatch:
+    """Ends a turn whose agent gives no sign of life: no update, no request that waits for us.
+
+    Looks now and then at what is counted anyway, so that an update costs nothing.
+    """
+
+    def __init__(self, turn: PromptTurn, seconds: float) -> None:
+        self._turn = turn
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._received = turn.session.inbox.received
+        self._asked = False
+        self._calls: list[InboundCall] = []
+        self._quiet = 0
+        self._timer = self._loop.call_later(seconds / _TICKS, self._tick)
+
+    def asked(self, call: InboundCall | None) -> None:
+        """The agent has sent a request (or a notification) for the session."""
+        self._asked = True
+        if call is not None:
+            self._calls.append(call)
+
+    def stop(self) -> None:
+        """The turn is over."""
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        inbox = self._turn.session.inbox
+        connection = inbox.connection
+        request_of = connection.protocol.request_of
+        self._calls = [call for call in self._calls if request_of(call.id) is call]
+        if (
+            self._asked
+            or self._calls
+            or self._received != inbox.received
+            or connection.reading_paused  # then it is we who do not listen
+        ):
+            self._quiet = 0
+        else:
+            self._quiet += 1
+        self._asked, self._received = False, inbox.received
+        if self._quiet < _TICKS:
+            self._timer = self._loop.call_later(self._seconds / _TICKS, self._tick)
+        else:
+            connection.fail(self._turn, SilenceTimeout(self._turn.method, self._seconds))
+
+
+def _stop_reason(result: Any) -> str | None:
+    """The stop reason in a raw answer to a prompt, as far as it has one."""
+    if result is None:
+        return None
+    with suppress(msgspec.DecodeError):
+        return _decode_stop(result).stop_reason
+    return None
+
+
+class _Stop(msgspec.Struct, rename="camel"):
+    stop_reason: str = ""
+
+
+_decode_stop = msgspec.json.Decoder(_Stop).decode
 
 
 class Session:
@@ -354,6 +532,10 @@ class Session:
             | None
         ) = None
         self.turn: PromptTurn | None = None
+        #: How many prompts were sent here.
+        self.turns = 0
+        #: What ends the open turn when its agent is silent for too long.
+        self.watch: SilenceWatch | None = None
         #: The turn before, if it timed out here and may still run at the agent.
         self.winding_down: _WindingDown | None = None
         self._config_options: list[v1_unstable.SessionConfigOption] | None = None
@@ -389,6 +571,7 @@ class Session:
         content: Prompt,
         *,
         timeout: float | None = None,
+        silence: float | None | UnsetType = UNSET,
         meta: dict[str, Any] | None = None,
     ) -> PromptTurn:
         """A prompt, not sent yet: `await` it for the whole outcome, or iterate over it in `async with`.
@@ -398,6 +581,10 @@ class Session:
             timeout: seconds for the whole turn, None for no bound; then `RequestTimeout`, and the
                 agent is told to stop. The next prompt is sent when it has, or after
                 `Limits.cancel_backstop`.
+            silence: seconds in which the agent may give no sign of life: no update of the session
+                arrives, and no request of the agent for it is open (a person who decides, or a
+                command it waits for, is no silence). Then `SilenceTimeout`, and all else as for
+                `timeout`. UNSET: `Limits.silence_timeout`; None: no bound.
             meta: `_meta` of the request.
         """
         from antiphon.schema import v1
@@ -407,16 +594,47 @@ class Session:
             prompt=as_blocks(content),
             meta=UNSET if meta is None else meta,
         )
-        return PromptTurn(self, params, timeout)
+        if isinstance(silence, UnsetType):
+            silence = self.inbox.connection.limits.silence_timeout
+        return PromptTurn(self, params, timeout, silence)
 
-    async def cancel(self) -> None:
+    async def cancel(self, *, backstop: float | None | UnsetType = UNSET) -> None:
         """Send `session/cancel` if a turn is open; permission requests of it are answered cancelled.
 
-        Returns when the frame is queued; the turn ends with its answer (R1-91, R1-92).
+        Returns when the frame is queued; the turn ends with its answer (R1-91, R1-92). An agent that
+        has not answered after `backstop` seconds (UNSET: `Limits.cancel_backstop`, None: no bound)
+        is given up, and the turn ends with `RequestTimeout`.
         """
-        if self.turn is None:
+        turn = self.turn
+        if turn is None:
             return
         self.peer.notify_cancel(self.session_id)
+        if isinstance(backstop, UnsetType):
+            backstop = self.inbox.connection.limits.cancel_backstop
+        if backstop is not None:
+            turn.end_within(backstop)
+
+    @property
+    def view(self) -> SessionView:
+        """What a user sees of this session now, kept up to date from the first access on.
+
+        Folding is done as updates arrive, so the view may be ahead of an iterator. It begins with
+        what has arrived outside a turn and was taken by nobody: look at it right after `new_session`,
+        or inside `async with agent.load_session(…)`, to have everything. From then on it is the
+        consumer of what arrives outside turns.
+        """
+        inbox = self.inbox
+        if inbox.view is None:
+            view = SessionView()
+            view.mode = None if self.modes is None else self.modes.current_mode_id
+            view.config_options = self.config_options
+            if self.turn is not None:
+                view.begin_turn()
+            if self.loading:
+                view.begin_load()
+            inbox.fold(view)
+            return view
+        return inbox.view
 
     def updates(self) -> Subscription:
         """Every update of this session from here on, in order, turns included.
@@ -473,12 +691,7 @@ class Session:
         if not options:
             # Some agents leave the list out (quirk 8), and an option that could be set is in it:
             # what was known, changed.
-            options = [
-                msgspec.structs.replace(option, current_value=value)
-                if option.id == config_id
-                else option
-                for option in self.config_options or ()
-            ]
+            options = with_option(self.config_options or (), config_id, value)
         self._config_options = options
         return options
 
@@ -503,10 +716,46 @@ class Session:
         self.response = response
         self._config_options = None
 
-    def load_begins(self) -> None:
+    def view_opened(self, method: str, raw: Any) -> None:
+        """An answer to a load or resume, in the reader: what the view says of modes and options."""
+        from antiphon.schema import v1, v1_unstable
+
+        view = self.inbox.view
+        with suppress(RemoteProtocolError):  # which the caller is told
+            response = read_result(method, v1_unstable.LoadSessionResponse, raw)
+            modes, options = or_none(response.modes), or_none(response.config_options)
+            if view is not None and modes is not None:
+                view.apply(v1.CurrentModeUpdate(current_mode_id=modes.current_mode_id))
+            if view is not None and options is not None:
+                view.apply(v1.ConfigOptionUpdate(config_options=options))
+
+    def changed(self, params: Any, raw: Any) -> None:
+        """A successful answer, in the reader: a change that was asked for here shows in the view."""
+        view = self.inbox.view
+        if view is None:
+            return
+        from antiphon.schema import v1
+
+        if isinstance(params, v1.SetSessionModeRequest):
+            view.apply(v1.CurrentModeUpdate(current_mode_id=params.mode_id))
+        elif isinstance(params, v1.SetSessionConfigOptionRequest):
+            with suppress(RemoteProtocolError):
+                answer = read_result(
+                    "session/set_config_option", v1.SetSessionConfigOptionResponse, raw
+                )
+                options = answer.config_options or with_option(
+                    view.config_options or (), params.config_id, params.value
+                )
+                view.apply(v1.ConfigOptionUpdate(config_options=options))
+
+    def load_begins(self, *, replays: bool) -> None:
         """Label what comes as replayed history until the answer."""
         self.inbox.label = "replay"
+        if replays and self.inbox.view is not None:
+            self.inbox.view.begin_load()
 
     def load_ends(self) -> None:
         """The answer to a load or resume is here."""
         self.inbox.load_ended()
+        if self.inbox.view is not None:
+            self.inbox.view.end_load()

@@ -332,10 +332,16 @@ class SessionView:
     def begin_load(self) -> None:
         """The history is about to be replayed: its first part takes the place of the transcript."""
         self._replayed_again = True
+        self._label = "replay"
 
     def end_load(self) -> None:
         """It was replayed; where nothing came, the transcript is what it was."""
         self._replayed_again = False
+
+    @property
+    def _replaced(self) -> bool:
+        """Whether what is in the transcript is about to be replaced."""
+        return self._replayed_again and self._label == "replay"
 
     def _label_changed(self, label: Label) -> None:
         # A turn that ended keeps its last message open: some agents send the tail behind the answer.
@@ -361,11 +367,11 @@ class SessionView:
         if message_id is not None:
             message = self._messages.get((kind, message_id))
             self._open = None
-            if message is None:
+            if message is None or self._replaced:
                 message = self._messages[kind, message_id] = self._begin_message(kind, message_id)
         else:
             message = last
-            if message is None or message.kind != kind:
+            if message is None or message.kind != kind or self._replaced:
                 message = self._open = self._begin_message(kind, None)
         message.add(chunk.content)
         return message
@@ -377,7 +383,7 @@ class SessionView:
         return message
 
     def _transcript_begins(self) -> None:
-        if self._replayed_again:
+        if self._replaced:
             self._replayed_again = False
             self._clear_transcript()
 
@@ -386,7 +392,7 @@ class SessionView:
         self._open = None
         id_ = call.tool_call_id
         tool = self.tool_calls.get(id_)
-        if tool is None or self._replayed_again:
+        if tool is None or self._replaced:
             self._transcript_begins()
             tool = self.tool_calls[id_] = ToolCallView(tool_call_id=id_)
             self.entries.append(tool)
@@ -445,7 +451,7 @@ class SessionView:
         """The first that is said about one fixes its place (acp-v1 §22)."""
         self._open = None
         compaction = self._compactions.get(compaction_id)
-        if compaction is None or self._replayed_again:
+        if compaction is None or self._replaced:
             self._transcript_begins()
             compaction = self._compactions[compaction_id] = CompactionView(compaction_id)
             self.entries.append(compaction)
@@ -465,7 +471,7 @@ class SessionView:
     def _session_message(self, message_id: str) -> MessageView:
         self._open = None
         message = self._messages.get(("session", message_id))
-        if message is None or self._replayed_again:
+        if message is None or self._replaced:
             message = self._begin_message("session", message_id)
             self._messages["session", message_id] = message
         return message
