@@ -237,6 +237,7 @@ class PlainSide:
         if self.queue_updates:
             assert self.connection is not None
             self.connection.queued_bytes += len(frame)
+            self.connection.queued_updates += 1
 
     def cancelled(self, call: InboundCall) -> bool:
         return self.on_cancel(call)

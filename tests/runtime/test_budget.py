@@ -139,3 +139,44 @@ async def test_past_the_overdraft_the_call_fails_and_so_does_the_next() -> None:
         link.peer.answer(2, "answered")
         assert raw(await bounded(task)) == "answered"
         link.connection.release(1100)
+
+
+async def test_many_small_updates_spend_the_budget_as_well() -> None:
+    async with linked("client", queue_updates=10) as link:
+        link.side.queue_updates = True
+        for _ in range(20):
+            link.peer.send(update(80))
+            await turns(2)
+
+        assert len(link.side.updates) == 11
+        assert link.transport.reading == ["pause"]
+        link.connection.release(80, 1)
+        assert link.transport.reading == ["pause", "resume"]
+        link.connection.release(800, 10)
+        await turns()
+        assert len(link.side.updates) == 20
+        link.connection.release(720, 9)
+        assert (link.connection.queued_bytes, link.connection.queued_updates) == (0, 0)
+
+
+async def test_a_turn_that_somebody_comes_to_wait_for_starts_reading_again() -> None:
+    async with linked("client", queue_bytes=1000) as link:
+        link.side.queue_updates = True
+        call = OutboundCall("x/turn", blocking=False)
+        link.connection.open_call(call, None)
+        link.peer.send(*[update(100)] * 12)
+        await turns()
+        assert link.transport.reading == ["pause"]
+
+        link.connection.set_blocking(call, blocking=True)
+        link.connection.set_blocking(call, blocking=True)
+        assert link.transport.reading == ["pause", "resume"]
+
+        link.connection.set_blocking(call, blocking=False)
+        assert link.transport.reading == ["pause", "resume", "pause"]
+        link.connection.set_blocking(call, blocking=True)
+        link.connection.abandon(call)
+        assert link.connection.blocking_calls == 0
+        link.connection.set_blocking(call, blocking=False)  # it is over
+        assert link.connection.blocking_calls == 0
+        link.connection.release(1200, 12)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.runtime.raw_peer import (
@@ -16,6 +16,9 @@ from tests.runtime.raw_peer import (
     raw,
     turns,
 )
+
+if TYPE_CHECKING:
+    from antiphon import TelemetryEvent
 
 
 @pytest.mark.covers("FF-20")
@@ -105,20 +108,167 @@ async def test_a_notification_handler_may_call_the_peer() -> None:
         assert results == ["answered"]
 
 
-async def test_a_flood_of_notifications_stops_the_reading_too() -> None:
+def notices(*numbers: int) -> list[bytes]:
+    return [b'{"method":"x/y","params":%d}' % number for number in numbers]
+
+
+@pytest.mark.parametrize("bound", ["queue_notifications", "notification_bytes"])
+async def test_a_full_queue_stops_reading_and_nothing_is_lost(bound: str) -> None:
     gate = Gate()
-    async with linked(notification_bytes=1000) as link:
-        link.side.hear("x/y", gate)
+    heard: list[int] = []
+    size = len(notices(10)[0])
+
+    async def hear(params: Any, context: Any) -> None:
+        await gate(params, context)
+        heard.append(params)
+
+    limits: dict[str, Any] = {bound: 5 if bound == "queue_notifications" else 5 * size}
+    async with linked(**limits) as link:
+        link.side.hear("x/y", hear)
         link.side.serve("good", good)
-        for _ in range(20):
-            link.peer.tell("x/y", {"t": "x" * 100})
+        for number in range(10, 30):
+            link.peer.send(*notices(number))
             await turns(2)
 
         assert link.transport.reading == ["pause"]
-        assert len(link.side.contexts) < 20
-        gate.open()
+        assert len(link.side.contexts) == 5
         link.peer.ask(1, "good")
+        gate.open()
         await link.peer.answer_to(1)
-        await link.peer.until(lambda: len(link.side.contexts) == 21)
         await turns()
+
+        assert heard == list(range(10, 30))
+        assert set(link.transport.reading) == {"pause", "resume"}
+        assert link.transport.reading[-1] == "resume"
         assert link.connection.queued_bytes == 0
+
+
+async def test_a_batch_that_was_read_already_is_kept_however_many_it_has() -> None:
+    heard: list[int] = []
+
+    async def hear(params: Any, context: Any) -> None:
+        await turns(1)
+        heard.append(params)
+
+    async with linked(queue_notifications=5) as link:
+        link.side.hear("x/y", hear)
+        link.side.serve("good", good)
+        link.peer.send(*notices(*range(50)))
+        await turns(2)
+        link.peer.ask(1, "good")
+
+        await link.peer.answer_to(1)
+        assert heard[:40] == list(range(40))
+        await turns(20)
+        assert heard == list(range(50))
+
+
+@pytest.mark.virtual_time
+async def test_a_handler_that_is_stuck_stops_nothing_else_for_ever() -> None:
+    """When it has made no progress for a time, reading goes on, and what comes is let go and told."""
+    gate = Gate()
+    heard: list[Any] = []
+    events: list[TelemetryEvent] = []
+
+    async def hear(params: Any, context: Any) -> None:
+        await gate(params, context)
+        heard.append(params)
+
+    async with linked(
+        queue_notifications=3, notification_timeout=3, telemetry=events.append
+    ) as link:
+        link.side.hear("x/y", hear)
+        link.side.hear("x/now", at_once=lambda params, _context: heard.append(params))
+        link.side.serve("good", good)
+        link.peer.send(*notices(0, 1, 2))
+        await turns()
+        assert link.transport.reading == ["pause"]
+
+        link.peer.send(*notices(3, 4), b'{"method":"x/now","params":"at once"}')
+        link.peer.ask(1, "good")
+        assert (await link.peer.answer_to(1))["result"] == {"good": True}
+
+        assert link.transport.reading == ["pause", "resume"]
+        assert heard == ["at once"]
+        assert [event.facts for event in events if event.name == "notification_shed"] == [
+            {"method": "x/y", "waiting": 3, "limit": 3}
+        ] * 2
+        # As soon as it goes on, so does everything.
+        gate.open()
+        await turns()
+        link.peer.send(*notices(5))
+        link.peer.ask(2, "good")
+        await link.peer.answer_to(2)
+        await turns()
+        assert heard == ["at once", 0, 1, 2, 5]
+
+
+@pytest.mark.virtual_time
+async def test_a_handler_that_is_slow_is_waited_for() -> None:
+    """Any progress within the time is enough: nothing is let go."""
+    heard: list[int] = []
+    events: list[TelemetryEvent] = []
+    gates = [Gate() for _ in range(12)]
+
+    async def hear(params: Any, context: Any) -> None:
+        await gates[params](params, context)
+        heard.append(params)
+
+    async with linked(
+        queue_notifications=3, notification_timeout=3, telemetry=events.append
+    ) as link:
+        link.side.hear("x/y", hear)
+        loop = asyncio.get_running_loop()
+        for number, gate in enumerate(gates):
+            loop.call_later(2 * (number + 1), gate.open)
+        for number in range(12):
+            link.peer.send(*notices(number))
+            await turns(2)
+
+        await asyncio.sleep(2 * 12 + 1)
+
+        assert heard == list(range(12))
+        assert not [event for event in events if event.name == "notification_shed"]
+
+
+async def test_a_handler_that_calls_the_peer_gets_its_answer_past_a_full_queue() -> None:
+    """Reading goes on while somebody waits for an answer; twice the limit is the end of that."""
+    answers: list[Any] = []
+    events: list[TelemetryEvent] = []
+
+    async def hear(params: Any, context: Any) -> None:
+        answers.append(raw(await link.connection.request("x/z", None, BOUND)))
+
+    async with linked(queue_notifications=3, telemetry=events.append) as link:
+        link.side.hear("x/y", hear)
+        link.peer.send(*notices(0))
+        await link.peer.have(1)
+        link.peer.send(*notices(1, 2, 3, 4, 5, 6, 7))
+        await turns()
+        assert link.transport.reading == []
+        shed = [event for event in events if event.name == "notification_shed"]
+        assert len(shed) == 2
+
+        for number in range(1, 7):
+            await link.peer.have(number)
+            link.peer.answer(number, number)
+
+        await turns()
+        assert answers == [1, 2, 3, 4, 5, 6]
+
+
+async def test_notifications_have_the_position_of_their_frames() -> None:
+    seen: list[int] = []
+    ready = asyncio.Event()
+
+    async def hear(params: Any, context: Any) -> None:
+        seen.append(context.rx_seq)
+        if len(seen) == 2:
+            ready.set()
+
+    async with linked() as link:
+        link.side.hear("x/y", hear)
+        link.peer.send(*notices(1), b"{", *notices(2))
+        await bounded(ready.wait())
+
+    assert seen == [1, 3]

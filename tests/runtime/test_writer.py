@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.runtime.raw_peer import (
+    BOUND,
+    SIDES,
+    PlainSide,
     bounded,
     good,
     linked,
+    raw,
     turns,
     update,
 )
 
 from antiphon._errors import (
     ConnectionClosed,
+    LimitExceeded,
     RequestError,
 )
-from antiphon.runtime import FutureCall
+from antiphon.runtime import Connection, FutureCall, OutboundCall
 from antiphon.schema import encode_checked
+from antiphon.transports import memory_pair
+
+if TYPE_CHECKING:
+    from antiphon import TelemetryEvent
 
 
 async def test_frames_of_one_turn_of_the_loop_leave_in_one_send() -> None:
@@ -145,6 +154,108 @@ async def test_a_slow_peer_is_felt_through_the_transport() -> None:
         await bounded(waiting)
 
         assert not link.connection.writing_paused
+
+
+BIG = b'"%s"' % (b"x" * 100_000)
+
+
+async def test_a_peer_that_does_not_read_is_refused_what_it_asks() -> None:
+    """And is served again as soon as it has read."""
+    events: list[TelemetryEvent] = []
+    async with linked(unsent_bytes=250_000, telemetry=events.append) as link:
+        link.side.serve("good", good)
+        link.peer.transport.pause_reading()
+        for _ in range(3):
+            link.connection.notify("x/y", BIG)
+        await turns()
+
+        link.peer.ask(1, "good")
+        await turns()
+        with pytest.raises(LimitExceeded, match="unsent_bytes"):
+            link.connection.open_call(OutboundCall("x/y"), None)
+        link.connection.notify("x/y", None)  # what is told is told
+        link.peer.transport.resume_reading()
+
+        assert (await link.peer.answer_to(1))["error"] == {
+            "code": -32603,
+            "message": "Server busy",
+            "data": {"reason": "limit unsent_bytes exceeded", "limit": 250_000},
+        }
+        link.peer.ask(2, "good")
+        assert (await link.peer.answer_to(2))["result"] == {"good": True}
+        assert not link.connection.closed
+        told = [event.facts for event in events if event.name == "peer_not_reading"]
+        assert [(facts["limit"], facts["closed"]) for facts in told] == [(250_000, False)]
+        assert told[0]["unsent_bytes"] > 300_000
+        assert [event.facts["id"] for event in events if event.name == "inbound_shed"] == ["1"]
+
+
+async def test_a_peer_that_asks_and_never_reads_is_closed() -> None:
+    """Its own answers are what would fill our memory."""
+
+    async def serve(params: Any, context: Any) -> Any:
+        return "x" * 100_000
+
+    async with linked(unsent_bytes=250_000) as link:
+        link.side.serve("x/big", serve)
+        call = FutureCall("x/y", link.connection.create_future())
+        link.connection.open_call(call, None)
+        await link.peer.have(1)
+        link.peer.transport.pause_reading()
+        for number in range(2000):
+            link.peer.ask(number, "x/big")
+            await turns(2)
+            if link.connection.closed:
+                break
+            assert link.connection.transport.unsent < 700_000
+
+        with pytest.raises(ConnectionClosed, match="the peer does not read") as caught:
+            await bounded(call.future)
+        assert "limit unsent_bytes of 250000" in str(caught.value)
+        await bounded(link.connection.wait_closed())
+
+
+async def test_what_a_sender_cannot_wait_with_closes_the_connection_later_not_inside() -> None:
+    """Whoever sends is in the middle of something: the loss comes in a later turn of the loop."""
+    async with linked(unsent_bytes=100_000) as link:
+        link.peer.transport.pause_reading()
+        for _ in range(5):
+            link.connection.notify("x/y", BIG)
+            assert not link.connection.closed
+
+        await bounded(link.connection.wait_closed())
+        with pytest.raises(ConnectionClosed, match="does not read"):
+            link.connection.notify("x/y", BIG)
+
+
+async def test_two_sides_that_flood_each_other_with_requests_do_not_deadlock() -> None:
+    """Reading never stops for output that waits."""
+    here, there = memory_pair()
+    sides = PlainSide(), PlainSide()
+    ends = [
+        Connection(transport, role, side)
+        for transport, role, side in zip((here, there), SIDES, sides, strict=True)
+    ]
+    for end, side in zip(ends, sides, strict=True):
+        side.connection = end
+        end.initialized = True
+
+        async def serve(params: Any, context: Any) -> Any:
+            return params
+
+        side.serve("x/echo", serve)
+        await end.start()
+
+    asked = [
+        end.request("x/echo", b'"%d %s"' % (number, b"x" * 50_000), BOUND)
+        for number in range(20)
+        for end in ends
+    ]
+    answers = await bounded(asyncio.gather(*asked))
+
+    assert [raw(answer).split()[0] for answer in answers[::2]] == [str(n) for n in range(20)]
+    for end in ends:
+        await bounded(end.aclose())
 
 
 @pytest.mark.covers("R1-2")

@@ -11,11 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from antiphon.core import Limits
     from antiphon.runtime._telemetry import Telemetry
     from antiphon.transports import Transport
 
 __all__ = ["Budget"]
+
+#: Between two looks at all sessions of a connection, while much waits.
+_READS_PER_LOOK = 16
 
 
 class Budget:
@@ -32,14 +37,19 @@ class Budget:
             an answer behind its own queue.
         reading_paused: whether reading is stopped.
         notices_full: whether the queue of notifications wants it to be.
+        on_crowded: called now and then while more waits than is one session's share.
     """
 
     # Slots, although `Connection` has a dictionary: adding to one costs half as much.
     __slots__ = (
+        "_crowd_bytes",
+        "_crowd_updates",
+        "_looks",
         "blocking_calls",
         "emit",
         "limits",
         "notices_full",
+        "on_crowded",
         "queued_bytes",
         "queued_updates",
         "reading_paused",
@@ -56,6 +66,29 @@ class Budget:
         self.blocking_calls = 0
         self.reading_paused = False
         self.notices_full = False
+        self.on_crowded: Callable[[], None] | None = None
+        self._crowd_bytes = min(limits.session_bytes, limits.queue_bytes)
+        self._crowd_updates = min(limits.session_updates, limits.queue_updates)
+        self._looks = 0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a session's share may be full, or the budget spent; asked after each read."""
+        return (
+            self.queued_updates > self._crowd_updates
+            or self.queued_bytes > self._crowd_bytes
+            or self.notices_full
+        )
+
+    def look_around(self) -> None:
+        """It is crowded: report what is full, and stop reading if the budget is spent."""
+        spent = self.budget_spent
+        # Looking costs as much as there are sessions.
+        if self.on_crowded is not None and (spent or self._looks % _READS_PER_LOOK == 0):
+            self.on_crowded()
+        self._looks += 1
+        if spent:
+            self.check_budget()
 
     @property
     def budget_spent(self) -> bool:

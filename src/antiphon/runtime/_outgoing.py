@@ -91,14 +91,18 @@ class Outgoing:
         Raises:
             ConnectionClosed: the link is gone.
             NotInitialized: before the handshake.
-            LimitExceeded: the frame would be over `frame_bytes`, or the peer has sent so much that
-                nobody takes that no answer can be read (`queue_bytes`).
+            LimitExceeded: the frame would be over `frame_bytes`; or the peer has sent so much that
+                nobody takes that no answer can be read (`queue_bytes`); or it has not taken what was
+                written before (`unsent_bytes`).
         """
         self._check_open(call.method)
         if self.input_ended:
             raise no_more_answers()
         if call.blocking and self._connection.budget_overdrawn:
             raise self._overdrawn()
+        if self._connection.writer.full:
+            unsent = self._connection.transport.unsent
+            raise LimitExceeded("unsent_bytes", self._limits.unsent_bytes, unsent)
         call.id, frame = self._protocol.request(call.method, params, call)
         if timeout is not None:
             call.timer = self._loop.call_later(timeout, self._timed_out, call, timeout)
