@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon import (
+    DEFERRED,
     Agent,
     AgentContext,
+    AgentSession,
     Capabilities,
     InvalidParams,
     Limits,
+    Reply,
     RequestError,
     ResourceNotFound,
     Turn,
@@ -165,6 +168,45 @@ async def test_optional_members_do_not_fail_the_handshake(more: dict[str, Any]) 
         raw.send(prompt(raw, "p", await opened(raw)))
         await raw.answer_to("p")
     assert tried == [(False, False)]  # what does not decode is not offered
+
+
+@pytest.mark.covers("R1-28", "R1-33")
+@pytest.mark.parametrize(
+    ("capabilities", "paths"),
+    [
+        ({"fileSystem": {"readTextFile": True}}, "fs.readTextFile"),
+        ({"fileSystem": {"readTextFile": 1, "writeTextFile": True}}, "fs.writeTextFile"),
+        (
+            {"fs": {"writeTextFile": True}, "fileSystem": {"readTextFile": True}},
+            "fs.writeTextFile",
+        ),
+        ({"fs": {}, "fileSystem": {"readTextFile": True}}, ""),
+        ({"fileSystem": True}, ""),
+        ({"fileSystem": None}, ""),
+        ({"filesystem": {"readTextFile": True}}, ""),
+    ],
+    ids=str,
+)
+async def test_an_older_name_of_what_lends_files_counts_where_the_right_one_is_absent(
+    capabilities: dict[str, Any], paths: str
+) -> None:
+    lent = {*paths.split()}
+    seen: list[set[str]] = []
+
+    class Curious(Agent):
+        async def initialize(self, params: Any, ctx: AgentContext) -> v1.InitializeResponse:
+            fs = params.client_capabilities.fs
+            if isinstance(fs, v1.FileSystemCapabilities):
+                names = {"readTextFile": fs.read_text_file, "writeTextFile": fs.write_text_file}
+                seen.append({f"fs.{name}" for name, given in names.items() if given is True})
+            else:
+                seen.append(set())
+            both = ("fs.readTextFile", "fs.writeTextFile")
+            seen.append({path for path in both if ctx.peer.offers(path)})
+            return await super().initialize(params, ctx)
+
+    async with raw_client(Curious(), capabilities):
+        assert seen == [lent, lent]
 
 
 @pytest.mark.covers("R1-30", "FF-34")
@@ -702,6 +744,57 @@ async def test_loading_replays_the_history_and_answers_last() -> None:
         raw.send(prompt(raw, "p", "s1", "and now"))
         await raw.answer_to("p")
         assert order(raw)[-2:] == ["and now", "p"]
+
+
+async def test_a_load_that_is_answered_later_replays_until_then() -> None:
+    """What is to be known of a session and done to it waits for the answer, not for the handler."""
+
+    class Later(Echo):
+        def __init__(self) -> None:
+            super().__init__()
+            self.replies: dict[str, Reply] = {}
+            self.sessions: dict[str, AgentSession] = {}
+
+        async def load_session(self, params: Any, ctx: AgentContext) -> Any:
+            self.replies[params.session_id] = ctx.defer()
+            self.sessions[params.session_id] = ctx.session()
+            return DEFERRED
+
+        async def new_session(self, params: Any, ctx: AgentContext) -> Any:
+            self.replies["new"] = ctx.defer()
+            return DEFERRED
+
+    old = v1.UserMessageChunk(content=v1.TextContent(text="old"))
+    agent = Later()
+    async with raw_client(agent) as raw:
+        raw.send(
+            raw.request("n", "session/new", NEW), raw.request("l", "session/load", setup("s1"))
+        )
+        await raw.round_trip()
+        session = agent.sessions["s1"]
+        await session.update(old)
+        raw.send(prompt(raw, "p", "s1", "x"), raw.request("m", "session/load", setup("s1")))
+        for id_ in ("p", "m"):
+            error = (await raw.answer_to(id_))["error"]
+            assert (error["code"], error["message"]) == (-32600, "the session is being loaded")
+        await session.update(old)
+        agent.replies["s1"].send(v1.LoadSessionResponse())
+        agent.replies["new"].send(v1.NewSessionResponse(session_id="s2"))
+        assert "result" in await raw.answer_to("l")
+        with pytest.raises(TurnOver):
+            await session.update(old)
+        assert (await raw.answer_to("n"))["result"] == {"sessionId": "s2"}
+        for session_id in ("s1", "s2"):
+            raw.send(prompt(raw, session_id, session_id, "go"))
+            assert "result" in await raw.answer_to(session_id)
+        assert updates(raw, "s1") == ["old", "old", "go"]
+
+        raw.send(raw.request("k", "session/load", setup("s3")))
+        await raw.round_trip()
+        agent.replies["s3"].fail(RequestError.of(-32002, "gone"))
+        assert (await raw.answer_to("k"))["error"]["code"] == -32002
+        raw.send(prompt(raw, "q", "s3", "x"))
+        assert (await raw.answer_to("q"))["error"]["code"] == -32002
 
 
 @pytest.mark.covers("R1-54")

@@ -22,7 +22,7 @@ from antiphon._errors import (
     TurnOver,
 )
 from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
-from antiphon.schema import UNSET, UnsetType, decode_params, v1, v1_unstable
+from antiphon.schema import UNSET, UnsetType, decode, decode_params, v1, v1_unstable
 from antiphon.sessions._agent_session import cancelled_response
 from antiphon.sessions._content import missing_capability
 from antiphon.sessions._methods import allowed_by, table, tag_of, tree_of
@@ -172,6 +172,7 @@ class AgentRouter(SideRouter):
 
     def _initialize_route(self, route: RequestRoute) -> RequestRoute:
         async def initialize(params: v1_unstable.InitializeRequest, context: Any) -> Any:
+            params = _with_file_system(params, context.raw_params)
             self._peer.client_known(params)
             response = await route.invoke(params, context)
             if isinstance(response, v1.InitializeResponse):
@@ -399,6 +400,33 @@ class AgentRouter(SideRouter):
 
 #: One that the protocol does not know has to be returned as a `PromptResponse`.
 _STOP_REASONS = frozenset(("end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"))
+
+
+class _OldCapabilities(msgspec.Struct, rename="camel"):
+    file_system: msgspec.Raw
+
+
+class _OldParams(msgspec.Struct, rename="camel"):
+    client_capabilities: _OldCapabilities
+
+
+_decode_old = msgspec.json.Decoder(_OldParams).decode
+
+
+def _with_file_system(
+    params: v1_unstable.InitializeRequest, raw: Any
+) -> v1_unstable.InitializeRequest:
+    """Take `fileSystem` for `fs`, as clients of raxol name it (runtime-semantics §13)."""
+    offered = params.client_capabilities
+    if raw is None or isinstance(offered, UnsetType) or offered.fs is not UNSET:
+        return params
+    try:
+        old = _decode_old(raw).client_capabilities.file_system
+        fs = decode(v1.FileSystemCapabilities, old)
+    except (msgspec.DecodeError, RecursionError):
+        return params  # there is none, or it is no object
+    offered = msgspec.structs.replace(offered, fs=fs)
+    return msgspec.structs.replace(params, client_capabilities=offered)
 
 
 def _list(value: Sequence[Any] | UnsetType | None) -> list[Any]:
