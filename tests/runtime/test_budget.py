@@ -180,3 +180,37 @@ async def test_a_turn_that_somebody_comes_to_wait_for_starts_reading_again() -> 
         link.connection.set_blocking(call, blocking=False)  # it is over
         assert link.connection.blocking_calls == 0
         link.connection.release(1200, 12)
+
+
+async def test_whoever_wants_to_know_is_told_now_and_then_while_much_waits() -> None:
+    async with linked("client", queue_bytes=1_000_000, session_bytes=1000) as link:
+        link.side.queue_updates = True
+        looks: list[int] = []
+        link.connection.on_crowded = lambda: looks.append(link.connection.queued_bytes)
+        for count in (10, 1, 15, 1):
+            for _ in range(count):
+                link.peer.send(update(100))
+                await turns(2)
+            if count == 10:
+                assert looks == []  # not more than its share
+            elif count == 15:
+                assert looks == [1100]
+        assert looks == [1100, 2700]  # each look costs as much as there are sessions
+        link.connection.release(2700)
+        for _ in range(11):
+            link.peer.send(update(100))
+            await turns(2)
+        assert looks == [1100, 2700, 1100]  # crowded anew
+        link.connection.release(1100)
+
+
+async def test_when_the_budget_is_spent_the_sessions_are_looked_at_in_any_case() -> None:
+    async with linked("client", queue_bytes=1000) as link:
+        link.side.queue_updates = True
+        looks: list[bool] = []
+        link.connection.on_crowded = lambda: looks.append(link.connection.reading_paused)
+        link.peer.send(*[update(100)] * 11)
+        await turns(2)
+        assert looks == [False]  # before reading stops: they may let go of something
+        assert link.transport.reading == ["pause"]
+        link.connection.release(1100)

@@ -71,17 +71,18 @@ class Budget:
         self._crowd_updates = min(limits.session_updates, limits.queue_updates)
         self._looks = 0
 
-    @property
-    def crowded(self) -> bool:
-        """Whether a session's share may be full, or the budget spent; asked after each read."""
-        return (
-            self.queued_updates > self._crowd_updates
-            or self.queued_bytes > self._crowd_bytes
-            or self.notices_full
-        )
+    def look_around(self) -> bool:
+        """After each read: report sessions that are full, stop reading if the budget is spent.
 
-    def look_around(self) -> None:
-        """It is crowded: report what is full, and stop reading if the budget is spent."""
+        Returns whether more waits than is one session's share; below that there is nothing to do.
+        """
+        if (
+            self.queued_updates <= self._crowd_updates
+            and self.queued_bytes <= self._crowd_bytes
+            and not self.notices_full
+        ):
+            self._looks = 0
+            return False
         spent = self.budget_spent
         # Looking costs as much as there are sessions.
         if self.on_crowded is not None and (spent or self._looks % _READS_PER_LOOK == 0):
@@ -89,6 +90,7 @@ class Budget:
         self._looks += 1
         if spent:
             self.check_budget()
+        return True
 
     @property
     def budget_spent(self) -> bool:

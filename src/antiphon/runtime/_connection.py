@@ -234,10 +234,8 @@ class Connection(Budget):
                 except BaseException as error:  # noqa: BLE001
                     # Nothing a peer sends may end the reading; a fault of ours is told, not hidden.
                     self._could_not_dispatch(error)
-            if self.crowded:
-                self.look_around()
-                if self.blocking_calls and self.budget_overdrawn:
-                    self._outgoing.fail_blocking()
+            if self.look_around() and self.blocking_calls and self.budget_overdrawn:
+                self._outgoing.fail_blocking()
         finally:
             writer.flush()
 

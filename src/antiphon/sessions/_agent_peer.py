@@ -297,6 +297,7 @@ class AgentPeer(Peer, AgentCalls):
         self.connection = Connection(
             transport, "client", self._router, limits=limits, record=record, telemetry=telemetry
         )
+        self.connection.on_crowded = self._router.look_at_sessions
         self.tree = {}
 
     # -------------------------------------------------------------- life
