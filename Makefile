@@ -47,6 +47,7 @@ check: $(VENV)/.ready-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/generate_schema.py --check
+	$(BIN)/python scripts/generate_conformance.py --check
 	$(BIN)/mypy src tests scripts
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_mirror.py

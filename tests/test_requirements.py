@@ -6,54 +6,14 @@ docs/conformance.md is made of both.
 
 from __future__ import annotations
 
-import ast
 import functools
-import tomllib
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-TESTS = Path(__file__).parent
-FOLDER = TESTS / "requirements"
-
-
-def listed() -> list[str]:
-    return (FOLDER / "requirement_ids.txt").read_text(encoding="utf-8").split()
-
-
-def reasons() -> dict[str, str]:
-    """Id to reason; a table of the file is one subject."""
-    tables = tomllib.loads((FOLDER / "reasons.toml").read_text(encoding="utf-8"))
-    found: dict[str, str] = {}
-    for table in tables.values():
-        for name, reason in table.items():
-            assert name not in found, f"{name} has two reasons"
-            found[name] = reason
-    return found
-
-
-def markers(source: str, where: str) -> Iterator[tuple[str, str]]:
-    """(id, place) of each `pytest.mark.covers` in a module, wherever it stands."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.covers":
-            for argument in node.args:
-                place = f"{where}:{argument.lineno}"
-                assert isinstance(argument, ast.Constant), f"{place}: ids are written out"
-                yield str(argument.value), place
+from generate_conformance import families, family_of, listed, proofs, reasons
 
 
 @functools.cache
 def covered() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for path in sorted(TESTS.rglob("*.py")):
-        where = str(path.relative_to(TESTS))
-        for name, place in markers(path.read_text(encoding="utf-8"), where):
-            found.setdefault(name, []).append(place)
-    return found
+    return {name: [marker.place for marker in found] for name, found in proofs().items()}
 
 
 #: (how an id is written, first number, last number, numbers that were never given), in the list's order.
@@ -65,6 +25,8 @@ FAMILIES: list[tuple[str, int, int, set[int]]] = [
     ("I{}", 2, 19, {10}),
     ("Inv-{}", 1, 21, set()),
     ("IC-{}", 1, 8, set()),
+    ("D{}", 1, 9, {4, 8}),
+    ("C-{:02}", 1, 24, set()),
     ("Q-{:02}", 1, 28, set()),
 ]
 
@@ -99,17 +61,13 @@ def test_every_reason_is_a_sentence() -> None:
     assert not {name: text for name, text in reasons().items() if len(text.split()) < 4}
 
 
-def test_the_search_for_markers_finds_them_on_functions_classes_and_parameters() -> None:
-    source = (
-        "@pytest.mark.covers('A', 'B')\ndef test_x(): ...\n"
-        "@pytest.mark.covers('C')\nclass TestX: ...\n"
-        "pytestmark = pytest.mark.covers('D')\n"
-        "rows = [pytest.param(1, marks=[pytest.mark.covers('E')])]\n"
-    )
+def test_every_title_is_of_an_id_and_every_family_has_its_head() -> None:
+    known = families()
 
-    assert [name for name, _ in markers(source, "x")] == ["A", "B", "C", "D", "E"]
-
-
-def test_an_id_that_is_computed_is_refused() -> None:
-    with pytest.raises(AssertionError, match="written out"):
-        list(markers("@pytest.mark.covers(*ids)\ndef test_x(): ...\n", "x"))
+    assert list(known) == list(dict.fromkeys(family_of(name) for name in listed()))
+    for family in known.values():
+        assert not set(family.titles) - set(listed())
+        assert family.head
+        assert family.about
+    titled = [name for name in listed() if not name.startswith("R1-")]
+    assert not [name for name in titled if not known[family_of(name)].titles.get(name)]

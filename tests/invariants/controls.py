@@ -9,6 +9,7 @@ that was never used proves nothing, and fails.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import json
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from antiphon import DeliveryGap
 from antiphon.transports import MemoryTransport
 
 if TYPE_CHECKING:
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["changed", "controlled", "on_the_wire", "together"]
 
-#: How a check says no. Anything else is a fault of the control itself.
-_NO = (AssertionError, TimeoutError, pytest.fail.Exception)
+#: How a check says no, our own alarm among them. Anything else is a fault of the control itself.
+_NO = (AssertionError, TimeoutError, DeliveryGap, pytest.fail.Exception)
+
+#: What a control that fits no longer raises.
+_BROKEN = (AttributeError, KeyError, NameError, TypeError)
 
 
 def controlled(**variants: Wrong) -> Callable[[Test], Test]:
@@ -73,6 +78,8 @@ async def _must_fail(
             if left:
                 await asyncio.wait(left, timeout=60)
     assert used, f"the wrong variant {control} was never met"
+    broken = [thing for thing in used if isinstance(thing, BaseException)]
+    assert not broken, f"the wrong variant {control} is broken itself: {broken!r}"
     assert caught, f"the wrong variant {control} passes"
 
 
@@ -86,7 +93,19 @@ def changed(owner: Any, name: str, wrong: Callable[..., Any]) -> Wrong:
 
         def instead(*args: Any, **named: Any) -> Any:
             used.append(args)
-            return wrong(original, *args, **named)
+            try:
+                result = wrong(original, *args, **named)
+            except _BROKEN as error:
+                used.append(error)  # which the side under test may catch, or be ended by
+                raise
+            return waited_for(result) if inspect.iscoroutine(result) else result
+
+        async def waited_for(result: Coroutine[Any, Any, Any]) -> Any:
+            try:
+                return await result
+            except _BROKEN as error:
+                used.append(error)
+                raise
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, name, instead)
@@ -130,7 +149,7 @@ def on_the_wire(alter: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -
             if not all(isinstance(message, dict) for message in messages):
                 original(self, frames)
                 return
-            altered = alter([dict(message) for message in messages])
+            altered = alter(copy.deepcopy(messages))
             if altered != messages:
                 used.append(altered)
                 frames = [json.dumps(message).encode() for message in altered]

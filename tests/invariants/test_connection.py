@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from antiphon import (
+    DEFERRED,
     AgentPeer,
     Client,
     ConnectionClosed,
     Limits,
     NotInitialized,
+    Reply,
     RequestError,
     RequestTimeout,
     Turn,
@@ -25,6 +27,8 @@ from antiphon import (
 )
 from antiphon.core import Protocol
 from antiphon.runtime import Connection, OutboundCall
+from antiphon.runtime._incoming import Incoming
+from antiphon.runtime._reply import Obligation
 from antiphon.sessions._inbox import Inbox
 from antiphon.sessions._side_router import SideRouter
 from antiphon.testing import raw_agent, raw_client, unshaken_client
@@ -35,7 +39,8 @@ from tests.invariants.sides import Played, cancel, new_session, prompt, turns
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from antiphon import AgentContext
+    from antiphon import AgentContext, TelemetryEvent
+    from antiphon.testing import RawPeer
 
 pytestmark = pytest.mark.virtual_time
 
@@ -62,12 +67,22 @@ def twice(frames: list[Json]) -> list[Json]:
 
 
 class Serves(Played):
-    """Serves extensions: `_wait` until it is cancelled, `_echo`, `_fail`, `_call` (the client)."""
+    """Serves extensions: `_wait` until it is cancelled, `_echo`, `_fail`, `_call` (the client).
+
+    `_defer` leaves its answer to whoever takes the last of `replies`.
+    """
 
     def __init__(self, play: Callable[[Turn], Awaitable[Any]] | None = None) -> None:
         super().__init__(play)
         self.heard: list[str] = []
         self.waiting = asyncio.Event()
+        self.replies: list[Reply] = []
+        self.adopter: asyncio.Task[Any] | None = None
+
+    @extension("_defer")
+    async def defer(self, params: Any, ctx: AgentContext) -> Any:
+        self.replies.append(ctx.defer(self.adopter))
+        return DEFERRED
 
     @extension("_wait")
     async def wait(self, params: Any, ctx: Any) -> Any:
@@ -245,7 +260,7 @@ def tables(peer: Any) -> dict[str, int]:
     return {
         "calls": len(connection.protocol.calls),
         "requests": len(connection.protocol.requests),
-        "tasks": sum(not task.done() for task in connection._tasks),
+        "tasks": sum(not task.done() for task in connection.tasks),
         "routes": len(connection._router._routes),
         "sessions": len(peer.sessions),
     }
@@ -382,11 +397,23 @@ async def test_before_the_handshake_an_agent_serves_nothing_and_then_everything(
 
 @pytest.mark.covers("Inv-10")
 @controlled(initialized_from_the_start=changed(Connection, "__init__", initialized_from_the_start))
-async def test_before_the_handshake_a_client_calls_nothing_and_then_everything() -> None:
+async def test_before_the_handshake_a_client_calls_and_serves_nothing_and_then_everything() -> None:
+    served: list[Any] = []
+
+    class Echoes(Client):
+        @extension("_echo")
+        async def echo(self, params: Any, ctx: Any) -> Any:
+            served.append(params)
+            return params
+
     async with raw_pair() as (ours, raw):
-        peer = AgentPeer(ours, Client())
+        peer = AgentPeer(ours, Echoes())
         shaking = asyncio.create_task(peer.initialize(None, 5))
         hello = await raw.wait("initialize")
+        early = await raw.ask("_echo", {"x": 1})
+        assert early.get("error", {}).get("code") == -32600
+        assert early["error"]["data"] == {"method": "_echo", "reason": "initialize required"}
+        assert served == []
         with pytest.raises(NotInitialized):
             peer.connection.open_call(Counting(), None)
         with pytest.raises(NotInitialized):
@@ -394,20 +421,21 @@ async def test_before_the_handshake_a_client_calls_nothing_and_then_everything()
         await raw.expect_nothing()
         raw.answer(hello, {"protocolVersion": 1, "agentCapabilities": {}})
         await shaking
+        assert (await raw.ask("_echo", {"x": 1}))["result"] == {"x": 1}
         asking = asyncio.create_task(peer.request_extension("_test/any"))
         raw.answer(await raw.wait("_test/any"), 5)
         assert await asking == 5
         await peer.aclose()
 
 
-def forgets_the_handshake(original: Any, self: Connection, event: Any, *args: Any) -> Any:
+def forgets_the_handshake(original: Any, self: Any, event: Any, *args: Any) -> Any:
     if event.method == "initialize":
-        self.initialized = False
+        self._connection.initialized = False
     return original(self, event, *args)
 
 
 @pytest.mark.covers("Inv-11")
-@controlled(forgets_the_handshake=changed(Connection, "_request_received", forgets_the_handshake))
+@controlled(forgets_the_handshake=changed(Incoming, "request_received", forgets_the_handshake))
 async def test_a_second_handshake_is_refused_and_changes_nothing() -> None:
     seen: list[Any] = []
 
@@ -447,13 +475,15 @@ async def reaps_nothing(_original: Any, self: Connection) -> None:
 async def test_when_the_transport_dies_work_is_ended_and_nothing_is_sent() -> None:
     agent = Serves()
     async with raw_client(agent) as raw:
-        raw.send(raw.request(1, "_wait", {}))
+        raw.send(raw.request(1, "_wait", {}), raw.request(2, "_defer", {}))
         await agent.waiting.wait()
         await raw.aclose()
         await asyncio.sleep(1)
 
         assert agent.heard == ["_wait", "ended"]
-        assert raw.responses(1) == []
+        assert agent.replies[0].cancelled  # released, and told so
+        assert agent.replies[0].send("late") is False
+        assert raw.responses(1) == raw.responses(2) == []
 
 
 def ends_again(original: Any, self: Connection, error: Any) -> None:
@@ -554,12 +584,12 @@ async def test_garbage_between_good_frames_is_answered_and_touches_nothing() -> 
 # ---------------------------------------------------------------- Inv-16: nothing leaks
 
 
-def tells_all(original: Any, self: Connection, call: Any, error: BaseException) -> None:
+def tells_all(original: Any, self: Incoming, call: Any, error: BaseException) -> None:
     original(self, call, RequestError(-32603, str(error)))
 
 
 @pytest.mark.covers("Inv-16")
-@controlled(tells_all=changed(Connection, "_answer_error", tells_all))
+@controlled(tells_all=changed(Incoming, "_answer_error", tells_all))
 async def test_what_an_exception_says_stays_here() -> None:
     async def play(turn: Turn) -> None:
         raise OSError("hunter2 in a turn")
@@ -585,6 +615,15 @@ def keeps_the_request(original: Any, self: Protocol, id_: bytes, body: bytes) ->
     return frame
 
 
+async def answered_late(agent: Serves, raw: RawPeer, id_: Any) -> Any:
+    """A request that is answered when its handler has returned."""
+    raw.send(raw.request(id_, "_defer", {}))
+    await raw.round_trip()
+    assert raw.responses(id_) == []
+    assert agent.replies.pop().send({"x": 1})
+    return (await raw.answer_to(id_))["result"]
+
+
 @pytest.mark.covers("Inv-17")
 @controlled(keeps_the_request=changed(Protocol, "result", keeps_the_request))
 async def test_at_rest_every_table_is_empty() -> None:
@@ -596,6 +635,7 @@ async def test_at_rest_every_table_is_empty() -> None:
     async with raw_client(agent) as raw:
         session_id = await new_session(raw)
         raw.send(prompt(1, session_id), raw.request(2, "_wait", {}), raw.request(3, "_fail", {}))
+        assert await answered_late(agent, raw, 4) == {"x": 1}
         raw.answer(
             await raw.wait("session/request_permission"), {"outcome": {"outcome": "cancelled"}}
         )
@@ -615,11 +655,75 @@ async def test_at_rest_every_table_is_empty() -> None:
         assert agent.peer.sessions[session_id].turn is None
 
 
+# ---------------------------------------------------------------- Inv-19: a reply too many
+
+
+def forgets_that_it_answered(_original: Any, self: Obligation, value: Any, error: Any) -> bool:
+    self._connection.send(b'{"jsonrpc":"2.0","id":' + self._call.id + b',"result":{}}')
+    return True
+
+
+@pytest.mark.covers("Inv-19")
+@controlled(forgets_that_it_answered=changed(Obligation, "discharge", forgets_that_it_answered))
+async def test_a_second_and_a_late_reply_are_taken_and_send_nothing() -> None:
+    told: list[str] = []
+
+    def tell(event: TelemetryEvent) -> None:
+        told.append(event.name)
+
+    agent = Serves()
+    async with raw_client(agent, telemetry=tell) as raw:
+        raw.send(raw.request(1, "_defer", {}), raw.request(2, "_defer", {}))
+        await raw.round_trip()
+        twice_sent, late = agent.replies
+        accepted = [twice_sent.send(1), twice_sent.send(2), twice_sent.fail(ValueError())]
+        raw.send(raw.notification("$/cancel_request", {"requestId": 2}))
+        await raw.round_trip()
+        accepted.append(late.send(3))
+        await raw.round_trip()
+
+        assert accepted == [True, False, False, False]
+        assert [answer["result"] for answer in raw.responses(1)] == [1]
+        assert [answer.get("error", {}).get("code") for answer in raw.responses(2)] == [-32800]
+        assert told.count("dup_reply") == 2
+
+
+# ---------------------------------------------------------------- Inv-20: the order of the wire
+
+
+def counts_backwards(original: Any, self: Incoming, event: Any, rx_seq: int) -> None:
+    original(self, event, 1000 - rx_seq)
+
+
+@pytest.mark.covers("Inv-20")
+@controlled(counts_backwards=changed(Incoming, "request_received", counts_backwards))
+async def test_the_position_of_each_frame_is_greater_than_of_those_before() -> None:
+    positions: list[int] = []
+
+    class Counts(Played):
+        @extension("_count")
+        async def count(self, params: Any, ctx: AgentContext) -> None:
+            positions.append(ctx.rx_seq)
+
+        async def cancel(self, params: Any, ctx: AgentContext) -> None:
+            positions.append(ctx.rx_seq)
+
+    async with raw_client(Counts()) as raw:
+        session_id = await new_session(raw)
+        raw.send(raw.request(1, "_count"), b"garbage", cancel(session_id))
+        await raw.answer_to(1)
+        assert await raw.ask("_count")
+
+        # initialize and session/new were the first two; garbage counts as well.
+        assert sorted(positions) == [3, 5, 6]
+        assert positions[-1] == 6
+
+
 # ---------------------------------------------------------------- Inv-21: cancel after a crash
 
 
-def deaf_after_a_crash(original: Any, self: Connection, event: Any) -> Any:
-    return None if event.method == "session/cancel" else original(self, event)
+def deaf_after_a_crash(original: Any, self: Connection, event: Any, *args: Any) -> Any:
+    return None if event.method == "session/cancel" else original(self, event, *args)
 
 
 @pytest.mark.covers("Inv-21")

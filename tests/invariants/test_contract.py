@@ -211,17 +211,27 @@ async def test_every_request_has_one_response_cancelled_or_not() -> None:
             raw.request(2, "_wait", {}),
             prompt(3, session_id),
             raw.request(4, "_echo", {}),
+            raw.request(5, "_defer", {}),
+            raw.request(6, "_defer", {}),
         )
         await agent.waiting.wait()
-        for id_ in (1, 2, 3, 4, 2, 3):
+        await raw.round_trip()
+        replies = agent.replies
+        replies[0].on_cancel(lambda: None)
+        for id_ in (1, 2, 3, 4, 5, 6, 2, 3):
             raw.send(raw.notification("$/cancel_request", {"requestId": id_}))
-        answers = {id_: await raw.answer_to(id_) for id_ in (1, 2, 3, 4)}
+        await raw.round_trip()
+        assert replies[0].send("all the same")
+        assert not replies[1].send("too late")
+        answers = {id_: await raw.answer_to(id_) for id_ in range(1, 7)}
         await raw.round_trip()
 
         assert answers[1].get("result") == answers[4].get("result") == {}
         assert answers[2].get("error", {}).get("code") == -32800
         assert answers[3].get("result") == {"stopReason": "cancelled"}
-        assert [len(raw.responses(id_)) for id_ in (1, 2, 3, 4)] == [1, 1, 1, 1]
+        assert answers[5].get("result") == "all the same"
+        assert answers[6].get("error", {}).get("code") == -32800
+        assert [len(raw.responses(id_)) for id_ in range(1, 7)] == [1] * 6
 
 
 # ---------------------------------------------------------------- IC-7: nothing blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -51,16 +52,44 @@ async def test_a_variant_that_is_never_met_is_found() -> None:
         await run(elsewhere, "product")
 
 
-async def test_a_check_that_breaks_instead_of_failing_is_no_check() -> None:
+@pytest.mark.parametrize("caught", [True, False])
+async def test_a_variant_that_breaks_instead_of_being_wrong_is_found(caught: bool) -> None:
     def broken(_original: Any, _self: Sum, _one: int, _other: int) -> int:
-        raise KeyError("a name that has changed")
+        raise AttributeError("a name that has changed")
 
     @controlled(broken=changed(Sum, "of", broken))
     async def check() -> None:
-        Sum().of(1, 2)
+        with suppress(AttributeError):
+            Sum().of(1, 2)
+        assert not caught
+
+    with pytest.raises(AssertionError, match="broken is broken itself"):
+        await run(check, "broken")
+
+
+async def test_a_variant_that_breaks_while_it_is_awaited_is_found() -> None:
+    async def broken(_original: Any, _self: Sum, _one: int, _other: int) -> int:
+        raise TypeError("another signature")
+
+    @controlled(broken=changed(Sum, "of", broken))
+    async def check() -> None:
+        waits: Any = Sum().of(1, 2)
+        with suppress(TypeError):
+            await waits
+        raise AssertionError
+
+    with pytest.raises(AssertionError, match="broken is broken itself"):
+        await run(check, "broken")
+
+
+async def test_a_check_that_breaks_instead_of_failing_is_no_check() -> None:
+    @controlled(product=WRONG)
+    async def check() -> None:
+        assert Sum().of(2, 3) == 6
+        raise KeyError("a name that has changed")
 
     with pytest.raises(KeyError):
-        await run(check, "broken")
+        await run(check, "product")
 
 
 async def test_what_a_wrong_variant_leaves_running_is_ended() -> None:
