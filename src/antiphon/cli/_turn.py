@@ -174,7 +174,7 @@ class Run:
 
     def _stop(self, why: Failure, grace: float) -> None:
         """End the run because of `why`; the first reason counts."""
-        if self.outcome.stop_reason is not None or self._why is not None or self._main is None:
+        if self._is_over() or self._why is not None or self._main is None:
             return
         self._why = why
         if self._session is not None and self._turn_is_open:
@@ -182,6 +182,10 @@ class Run:
             asyncio.get_running_loop().call_later(grace, self._main.cancel)
         else:
             self._main.cancel()
+
+    def _is_over(self) -> bool:
+        """The turn has ended, well or not, and only the agent's end is left."""
+        return self.outcome.stop_reason is not None or self._failed is not None
 
     def _kill(self) -> None:
         """No more time: closing that is cancelled kills the agent's process group at once.
@@ -204,7 +208,7 @@ class Run:
 
     def _interrupted(self) -> None:
         self._interrupts += 1
-        if self._interrupts > 1 or self.outcome.stop_reason is not None:
+        if self._interrupts > 1 or self._is_over():
             self._kill()
             return
         what = "cancelling the turn" if self._turn_is_open else "ending the agent"
@@ -244,7 +248,7 @@ class Run:
             await self._start_and_prompt()
         except asyncio.CancelledError as cancelled:
             # Where closing after a failure was cut short, the failure is what counts.
-            self._failed = _failure_behind(cancelled)
+            self._failed = self._failed or _failure_behind(cancelled)
             raise
 
     async def _start_and_prompt(self) -> None:
@@ -275,17 +279,26 @@ class Run:
         ) as agent:
             self._agent = agent
             outcome.agent = _name(agent)
-            self._session = session = await agent.new_session(cwd=job.cwd)
-            outcome.session_id = session.session_id
-            async with session.prompt(job.text) as turn:
-                self._turn_is_open = True
-                async for _ in turn:
-                    # `_update` has seen it; iterating only keeps the turn's queue empty.
-                    pass
-            self._turn_is_open = False
-            outcome.stop_reason = str(turn.stop_reason)
+            try:
+                await self._prompt(agent)
+            except AntiphonError as error:
+                # Ending the agent may take a while: what happens meanwhile is not the reason.
+                self._failed = error
+                raise
             if self._afterwards is not None:
                 await self._afterwards(outcome)
+
+    async def _prompt(self, agent: AgentPeer) -> None:
+        job, outcome = self._job, self.outcome
+        self._session = session = await agent.new_session(cwd=job.cwd)
+        outcome.session_id = session.session_id
+        async with session.prompt(job.text) as turn:
+            self._turn_is_open = True
+            async for _ in turn:
+                # `_update` has seen it; iterating only keeps the turn's queue empty.
+                pass
+        self._turn_is_open = False
+        outcome.stop_reason = str(turn.stop_reason)
 
     def _hear(self) -> None:
         self._heard = asyncio.get_running_loop().time()
