@@ -22,6 +22,7 @@ from antiphon.sessions._session import PromptTurn
 from antiphon.testing import raw_agent
 from tests.invariants.controls import changed, controlled, on_the_wire
 from tests.invariants.sides import turns
+from tests.invariants.test_turns import under_one_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -318,13 +319,6 @@ def to_the_last_turn(original: Any, self: Inbox, raw: Any, frame: bytes) -> None
     self.turn = mine
 
 
-def to_the_other_session(frames: list[Json]) -> list[Json]:
-    for frame in frames:
-        if frame.get("method") == "session/update":
-            frame["params"]["sessionId"] = "s1"
-    return frames
-
-
 @pytest.mark.covers("D7")
 @controlled(to_the_last_turn=changed(Inbox, "put", to_the_last_turn))
 async def test_what_comes_after_the_answer_is_of_no_turn_and_the_next_begins_anew() -> None:
@@ -356,7 +350,7 @@ async def test_what_comes_after_the_answer_is_of_no_turn_and_the_next_begins_ane
 
 
 @pytest.mark.covers("D7")
-@controlled(to_the_other_session=on_the_wire(to_the_other_session))
+@controlled(under_one_name=on_the_wire(under_one_name))
 async def test_interleaved_sessions_get_their_own_and_only_their_own() -> None:
     async with raw_agent() as (peer, raw):
         one, two = await open_session(peer, raw, "s1"), await open_session(peer, raw, "s2")

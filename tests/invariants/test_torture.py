@@ -41,7 +41,6 @@ from tests.invariants.sides import Played, cancel, new_session, prompt, turns
 from tests.invariants.test_connection import (
     Counting,
     Serves,
-    initialized_from_the_start,
     keeps_the_call,
     never,
     retyped,
@@ -69,13 +68,20 @@ class Hears(Serves):
 # ---------------------------------------------------------------- C-01, C-02
 
 
+def hears_all(original: Any, self: Connection, event: Any, rx_seq: int) -> None:
+    before, self.initialized = self.initialized, True
+    original(self, event, rx_seq)
+    self.initialized = before
+
+
 @pytest.mark.covers("C-01")
-@controlled(initialized_from_the_start=changed(Connection, "__init__", initialized_from_the_start))
+@controlled(hears_all=changed(Connection, "_notification_received", hears_all))
 async def test_a_notification_before_the_handshake_is_dropped_and_the_link_usable() -> None:
     agent = Hears()
     async with unshaken_client(agent) as raw:
         raw.send(raw.notification("_told"), raw.notification("session/cancel", {"sessionId": "s"}))
         hello = await raw.ask("initialize", {"protocolVersion": 1})
+        await turns()
         assert "result" in hello
         assert agent.heard == []
         raw.send(raw.notification("_told"))
