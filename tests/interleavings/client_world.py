@@ -160,6 +160,7 @@ class ClientWorld(World):
         self._ids = 0
         self._sessions_made = 0
         self._burned: set[str] = set()
+        self._closing_of: set[str] = set()
         self._closing: asyncio.Task[None] | None = None
         self._ended = False
 
@@ -177,6 +178,10 @@ class ClientWorld(World):
         elif "id" in frame:
             if method != "initialize":
                 self.model.sent_request(frame["id"], method, frame.get("params") or {})
+            if method == "session/close" and frame["params"]["sessionId"] not in self._closing_of:
+                # Opened for a user who no longer waits: it is closed, and forgotten at once.
+                self.model.forget(frame["params"]["sessionId"])
+                self._burned.add(frame["params"]["sessionId"])
             self.asked.append((frame["id"], method, frame.get("params") or {}))
         elif method == "$/cancel_request":
             self.model.gave_up(frame["params"]["requestId"], self.loop.time())
@@ -529,6 +534,7 @@ class ClientWorld(World):
                     consumer.may_miss_the_rest = True
             if model.turn is not None:
                 model.turn.consumer.may_miss_the_rest = True
+            self._closing_of.add(session.session_id)
             await session.close()
             self.sessions.pop(session.session_id, None)
 
@@ -682,14 +688,11 @@ class ClientWorld(World):
         if running:
             call = running[a % len(running)]
             assert call.task is not None
-            model = self._model_of(call)
-            if call.what == "session/close" and model is not None and model.answered:
-                return  # it is closed: nobody can cancel that any more
             turn = self.model.turns.get(call.number)
             if turn is not None:
                 turn.consumer.may_miss_the_rest = True
             call.task.cancel()
-            if call.what in ("session/load", "session/resume"):
+            if call.what in ("session/new", "session/load", "session/resume"):
                 # Whether its answer still counts is decided by who comes first; here the user does.
                 await self.turns(3)
                 for session_id in [s for s in self.model.sessions if s not in self.peer.sessions]:

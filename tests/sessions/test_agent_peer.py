@@ -1044,3 +1044,47 @@ async def test_in_any_order_every_update_is_delivered_once_and_before_the_answer
             assert texts([update async for update in subscription]) == sent[f"s{which}"]
     assert observed == sent
     assert peer.connection.queued_bytes == 0
+
+
+async def test_a_session_whose_opener_was_cancelled_as_the_answer_came_is_closed_and_forgotten() -> (
+    None
+):
+    async with raw_agent(None, EVERYTHING) as (peer, raw):
+        opening = asyncio.create_task(peer.new_session(cwd="/"))
+        request = await raw.wait("session/new")
+        opening.cancel()  # it has not run on when the answer is read
+        peer.connection.frames_received(
+            [b'{"jsonrpc":"2.0","id":%d,"result":{"sessionId":"unwanted"}}' % request["id"]]
+        )
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+        close = await raw.wait("session/close")
+        assert close["params"] == {"sessionId": "unwanted"}
+        assert not peer.sessions
+        raw.answer(close, {})
+        await raw.round_trip()
+        assert not peer.connection.protocol.calls
+
+
+async def test_a_close_that_was_answered_counts_although_its_caller_was_cancelled() -> None:
+    let_go: list[str] = []
+
+    class Lending(Client):
+        async def sessions_closed(self, session_ids: Any) -> None:
+            let_go.extend(session_ids)
+
+    async with raw_agent(Lending(), EVERYTHING) as (peer, raw):
+        session = await opened(peer, raw)
+        closing = asyncio.create_task(session.close())
+        request = await raw.wait("session/close")
+        closing.cancel()  # it has not run on when the answer is read
+        peer.connection.frames_received([b'{"jsonrpc":"2.0","id":%d,"result":{}}' % request["id"]])
+        raw.send(raw.update(session.session_id, "nobody's"))
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await raw.round_trip()
+
+        assert not peer.sessions
+        assert peer.connection.queued_bytes == 0
+        assert let_go == [session.session_id]

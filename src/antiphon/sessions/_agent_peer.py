@@ -95,20 +95,32 @@ class _MarkedCall(FutureCall):
 
 
 class _ClosingCall(_MarkedCall):
-    """`session/close` or `session/delete`: what follows a refusal in the stream is wanted again."""
+    """`session/close` or `session/delete`: what its answer says holds from there on in the stream.
 
-    __slots__ = ()
+    Behind a refusal the updates are wanted again; behind a result the session is gone, whoever still
+    waits for it, and one of the same id is another.
+    """
+
+    __slots__ = ("closed",)
+
+    def __init__(
+        self, method: str, future: asyncio.Future[Any], inbox: Inbox, closed: Callable[[], None]
+    ) -> None:
+        super().__init__(method, future, inbox)
+        self.closed = closed
 
     def answered(self, result: Any, error: Exception | None) -> None:
-        if error is not None:
-            self.inbox.keep()
         super().answered(result, error)
+        if error is None:
+            self.closed()
+        else:
+            self.inbox.keep()
 
 
 class _NewSessionCall(FutureCall):
     """`session/new`: registers the session in the reader, since the next frame may be its update."""
 
-    __slots__ = ("make", "mark")
+    __slots__ = ("make", "mark", "open", "session")
 
     def __init__(
         self, future: asyncio.Future[Any], make: Callable[[v1_unstable.NewSessionResponse], Session]
@@ -116,12 +128,17 @@ class _NewSessionCall(FutureCall):
         super().__init__("session/new", future)
         self.make = make
         self.mark = 0
+        #: What came of it, and whether anything may come yet: the future says neither once its
+        #: awaiter was cancelled.
+        self.session: Session | None = None
+        self.open = True
 
     def answered(self, result: Any, error: Exception | None) -> None:
+        self.open = isinstance(error, RequestTimeout)
         if error is None:
             try:
                 response = read_result(self.method, v1_unstable.NewSessionResponse, result)
-                session = result = self.make(response)
+                self.session = session = result = self.make(response)
                 self.mark = session.inbox.received
             except AntiphonError as fault:
                 error = fault
@@ -472,10 +489,9 @@ class AgentPeer(Peer, AgentCalls):
             await session.inbox.settled(call.mark)
         except (asyncio.CancelledError, RequestTimeout):
             # The agent may have opened it, or be about to, and nobody will ever use it.
-            future = call.future
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self.close_unwanted(future.result().session_id)
-            elif not connection.closed:
+            if call.session is not None:
+                self.close_unwanted(call.session.session_id)
+            elif call.open and not connection.closed:
                 late = connection.limits.request_timeout or _LATE_ANSWER
                 connection.linger(call, _LateNewSession(self), late)
             raise
@@ -649,16 +665,19 @@ class AgentPeer(Peer, AgentCalls):
         agent does not know is closed, too.
         """
         self._require("session/close", "sessionCapabilities.close")
-        with self._letting_go(session_id), suppress(ResourceNotFound):  # as good as closed (R1-59)
-            await self.request(v1.CloseSessionRequest(session_id=session_id))
-        await self._closed(session_id)
+        with self._letting_go(session_id):
+            try:
+                await self.request(v1.CloseSessionRequest(session_id=session_id))
+            except ResourceNotFound:  # as good as closed (R1-59)
+                self.forget(session_id)
+        await self._handlers.sessions_closed([session_id])
 
     async def delete_session(self, session_id: str) -> None:
         """`session/delete`: the session disappears from the list, and is closed here."""
         self._require("session/delete", "sessionCapabilities.delete")
         with self._letting_go(session_id):
             await self.request(v1.DeleteSessionRequest(session_id=session_id))
-        await self._closed(session_id)
+        await self._handlers.sessions_closed([session_id])
 
     async def authenticate(self, method_id: str) -> None:
         """`authenticate` with one of `auth_methods`.
@@ -689,7 +708,8 @@ class AgentPeer(Peer, AgentCalls):
         if session is None:
             call = FutureCall(row.name, future)
         elif row.name in ("session/close", "session/delete"):
-            call = _ClosingCall(row.name, future, session.inbox)
+            forget = partial(self.forget, session.session_id)
+            call = _ClosingCall(row.name, future, session.inbox, forget)
         else:
             then = partial(session.changed, params)
             call = _MarkedCall(row.name, future, session.inbox, then)
@@ -739,13 +759,11 @@ class AgentPeer(Peer, AgentCalls):
         try:
             yield
         except BaseException:
-            if session is not None:
+            if session is not None and self.sessions.get(session_id) is session:
                 session.inbox.keep()
+            elif session is not None:  # it is closed, and only its caller was cancelled
+                self.connection.create_task(self._handlers.sessions_closed([session_id]))
             raise
-
-    async def _closed(self, session_id: str) -> None:
-        self.forget(session_id)
-        await self._handlers.sessions_closed([session_id])
 
     def forget(self, session_id: str) -> None:
         """Let go of a session: its queues, its place in `sessions`."""
