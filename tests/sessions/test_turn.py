@@ -475,6 +475,25 @@ async def test_a_late_yes_does_not_answer_the_next_question() -> None:
         ]
 
 
+@pytest.mark.covers("FF-26", "R1-103")
+@pytest.mark.parametrize("first", ["the yes", "the cancellation"])
+async def test_a_yes_and_a_cancellation_that_arrive_together_are_a_no(first: str) -> None:
+    """Whichever stands first on the wire: nobody could have begun what was allowed."""
+    answers: list[Any] = []
+
+    async def act(turn: Turn) -> None:
+        answers.append(await turn.ask_permission("May I?"))
+        assert turn.cancelled
+
+    async with prompted(act) as session:
+        asked = await session.raw.wait("session/request_permission")
+        yes = {"outcome": {"outcome": "selected", "optionId": "allow_once"}}
+        both = [{"jsonrpc": "2.0", "id": asked["id"], "result": yes}, session.cancel()]
+        session.raw.send(*(both if first == "the yes" else reversed(both)))
+        assert await session.reason() == "cancelled"
+        assert [answer.allowed for answer in answers] == [False]
+
+
 async def test_a_caller_that_is_cancelled_withdraws_its_question_and_gets_no_answer() -> None:
     async def act(turn: Turn) -> str:
         try:
@@ -836,6 +855,9 @@ async def test_verbs_are_refused_once_the_turn_is_over() -> None:
             lambda: turn.plan([]),
             lambda: turn.send(v1.Plan(entries=[])),
             lambda: turn.tool("late").__aenter__(),
+            lambda: turn.read_text_file("/late"),
+            lambda: turn.write_text_file("/late", ""),
+            lambda: turn.run("late").__aenter__(),
         ):
             with pytest.raises(TurnOver):
                 await verb()

@@ -29,6 +29,7 @@ OF_A_TURN = frozenset(
         Event.BACKSTOP,
         Event.TURN_UPDATE,
         Event.ASK,
+        Event.USE,
         Event.SUBTASK,
     )
 )
@@ -121,6 +122,7 @@ EVENTS: dict[str, tuple[Event, str]] = {
     "message, thought, plan, tool call": (Event.TURN_UPDATE, "sent"),
     "update about the session": (Event.SESSION_UPDATE, "sent"),
     "question to the user": (Event.ASK, "sent"),
+    "file or terminal of the client": (Event.USE, "sent"),
     "new subtask": (Event.SUBTASK, "started"),
     "`session/set_mode`": (Event.SET_MODE, "served"),
     "`session/load`": (Event.LOAD, ""),
@@ -309,6 +311,7 @@ class World:
         effects = self.fire(Event.TURN_UPDATE, prompt)
         expected = Effect.REFUSE_OVER if prompt.replies else Effect.ALLOW
         assert effects == {expected}, "an update after the reply, or refused before it"
+        assert self.fire(Event.USE, prompt) == {expected}
 
     def act_session_tells(self) -> None:
         assert Effect.ALLOW in self.fire(Event.SESSION_UPDATE)

@@ -357,14 +357,18 @@ class AgentRouter(SideRouter):
             effects = session.fire(Event.DRAINED, turn)
         finally:
             session.fire(Event.ABORTED, turn)  # nothing where it was drained
-        return self._response_of(turn) if Effect.ANSWER in effects else cancelled_response(turn)
+        failure, turn.failure = turn.failure, None  # it holds the frames that hold the turn
+        if Effect.ANSWER not in effects:
+            return cancelled_response(turn)
+        if failure is not None:
+            raise failure
+        return self._response_of(turn)
 
     async def _run_handler(self, turn: Turn) -> None:
         session = turn.session
         try:
             turn.result = await self._agent.prompt(turn)
-        except asyncio.CancelledError as error:
-            turn.failure = error
+        except asyncio.CancelledError:
             if Effect.KEEP not in session.fire(Event.INTERRUPTED, turn):
                 raise
         except ENDING:
@@ -378,9 +382,7 @@ class AgentRouter(SideRouter):
             session.fire(Event.RESULT, turn)
 
     def _response_of(self, turn: Turn) -> v1.PromptResponse:
-        """What a turn that was not cancelled is answered with, or raise what it failed with."""
-        if turn.failure is not None:
-            raise turn.failure
+        """What a turn is answered with whose handler returned, and which was not cancelled."""
         response = _as_response(turn.result)
         if not turn.sent and turn.params.prompt:
             self._peer.connection.emit(

@@ -318,7 +318,9 @@ class Turn:
         call = self.peer.open_request(params, timeout)
         self._asks.add(call)
         try:
-            return self.peer.result_of(params, await self._connection.answer_to(call))
+            raw = await self._connection.answer_to(call)
+            # A yes that a cancellation follows before anybody could act on it is none any more.
+            return self.peer.result_of(params, raw) if call in self._asks else None
         except RequestCancelled:
             if call not in self._asks:
                 return None  # withdrawn, because the turn was cancelled
@@ -358,7 +360,9 @@ class Turn:
             FileNotFoundError: there is no such file.
             CapabilityError: the client does not lend files (R1-33).
             RequestError: it refused.
+            TurnOver: the turn is over.
         """
+        self.session.fire(Event.USE, self)
         params = v1.ReadTextFileRequest(
             session_id=self.session_id,
             path=path,
@@ -372,8 +376,15 @@ class Turn:
         return response.content
 
     async def write_text_file(self, path: str, content: str) -> None:
-        """Write a whole file through the client. Raises `CapabilityError` or `RequestError`."""
+        """Write a whole file through the client.
+
+        Raises:
+            CapabilityError: the client does not lend files (R1-33).
+            RequestError: it refused.
+            TurnOver: the turn is over.
+        """
         _check_type(content, str, "text of a file")
+        self.session.fire(Event.USE, self)
         await self.peer.request(
             v1.WriteTextFileRequest(session_id=self.session_id, path=path, content=content)
         )
@@ -388,6 +399,10 @@ class Turn:
         output_byte_limit: int | None = None,
     ) -> Terminal:
         """A command in a terminal of the client, as an async context manager that releases it.
+
+        Entering raises `CapabilityError` where the client lends none (R1-34), `RequestError` where it
+        refuses, `TurnOver` when the turn is over. One that was entered can be used and is released
+        whatever has become of the turn.
 
         Args:
             command: the programme; its arguments are `args`.
@@ -576,6 +591,7 @@ class Terminal:
         self.id = ""
 
     async def __aenter__(self) -> Self:
+        self._turn.session.fire(Event.USE, self._turn)
         peer = self._turn.peer
         call = peer.open_request(self._params, UNSET)
         try:

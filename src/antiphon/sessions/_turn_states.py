@@ -86,6 +86,8 @@ class Event(Enum):
     TURN_UPDATE = auto()
     #: A question to the user: a permission, a form.
     ASK = auto()
+    #: Something of the client's is to be used: a file, a terminal.
+    USE = auto()
     #: A subtask is to be started.
     SUBTASK = auto()
 
@@ -237,6 +239,7 @@ TABLE: Final[dict[Event, dict[State, Step]]] = {
     ),
     Event.SESSION_UPDATE: _row(idle=_ALLOWED, prompting=_ALLOWED, cancelling=_ALLOWED),
     Event.ASK: _row(idle=_stay(Effect.DENY), prompting=_ALLOWED, cancelling=_stay(Effect.DENY)),
+    Event.USE: _row(idle=_IS_OVER, prompting=_ALLOWED, cancelling=_ALLOWED),
     Event.SUBTASK: _row(idle=_IS_OVER, prompting=_ALLOWED, cancelling=_IS_OVER),
     Event.SET_MODE: _row(idle=_ALLOWED, prompting=_ALLOWED, cancelling=_ALLOWED),
     Event.LOAD: _row(
