@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import pty
+import select
 import socket
 import threading
 import tty
@@ -55,6 +56,12 @@ class Input:
         while len(self.data) < size:
             self._changed.clear()
             await self._changed.wait()
+
+
+async def turns() -> None:
+    """Let the loop look at its descriptors a few times: what is ready now has been seen after that."""
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 class Output:
@@ -135,14 +142,14 @@ async def test_a_reader_begins_paused_and_pauses_again(loop_factory: Any) -> Non
     reading, writing = os.pipe()
     source = Input(reading)
     os.write(writing, b"a")
-    await asyncio.sleep(0.01)
+    await turns()
     assert source.data == b""
 
     source.on_data = source.reader.pause
     source.reader.resume()
     await source.until(1)
     os.write(writing, b"b")
-    await asyncio.sleep(0.01)
+    await turns()
     assert source.data == b"a"
 
     source.reader.resume()
@@ -243,10 +250,13 @@ async def test_a_file_is_not_read_further_while_reading_is_paused(tmp_path: Path
     source.on_data = source.reader.pause
     source.reader.resume()
     await source.until(65_536)
-    for _ in range(3):
-        await asyncio.sleep(0.01)
-        assert len(source.data) == 65_536 * len(source.chunks)
-        assert len(source.chunks) == 1
+    reader = source.reader
+    assert isinstance(reader, _descriptors._ThreadReader)
+    while reader._held is None:  # one chunk ahead
+        await asyncio.sleep(0)
+    await turns()
+    assert source.chunks == [65_536]
+    assert os.lseek(reader._fd, 0, os.SEEK_CUR) == 2 * 65_536
 
     source.on_data = None
     source.reader.resume()
@@ -263,7 +273,10 @@ async def test_closing_a_reader_of_a_file_in_the_middle_leaves_nothing(tmp_path:
     source.reader.resume()
 
     await source.until(1)
-    await asyncio.sleep(0.01)
+    reader = source.reader
+    assert isinstance(reader, _descriptors._ThreadReader)
+    reader._thread.join(10)
+    await turns()
 
     assert len(source.chunks) == 1
     assert not source.ended.is_set()
@@ -300,9 +313,17 @@ async def test_a_thread_waits_for_a_description_that_others_made_non_blocking(
     monkeypatch.setattr(_descriptors, "_can_poll", refuse_poll)
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
+    waits = asyncio.Event()
+    loop, real = asyncio.get_running_loop(), select.select
+
+    def wait(*descriptors: Any) -> Any:
+        loop.call_soon_threadsafe(waits.set)
+        return real(*descriptors)
+
+    monkeypatch.setattr(select, "select", wait)
     source = Input(reading)
     source.reader.resume()
-    await asyncio.sleep(0.01)
+    await waits.wait()
     os.write(writing, b"abc")
     os.close(writing)
 

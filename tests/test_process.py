@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import signal
@@ -11,16 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
 
 from antiphon import StartError, _process
 from antiphon._process import Child
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PYTHON = [sys.executable, "-S", "-E", "-c"]
 READY = "import os, signal, sys, time\n"
@@ -29,6 +25,13 @@ READY = "import os, signal, sys, time\n"
 async def shell(text: str, **options: Any) -> Child:
     options = {"stdout": "null", "stderr": "null"} | options
     return await Child.start(["sh", "-c", text], **options)
+
+
+class Heard(asyncio.Event):
+    """Set by the first line of standard error."""
+
+    def __call__(self, line: str) -> None:
+        self.set()
 
 
 async def line_of(child: Child) -> str:
@@ -326,7 +329,7 @@ TREES = {
     "a wrapper that is gone": "sleep 30 & echo $!; exit 0",
     "one that ignores TERM": "sh -c 'trap \"\" TERM; echo $$; sleep 30; sleep 30' & wait",
     "a wrapper that is gone, and one that ignores TERM": (
-        "sh -c 'trap \"\" TERM; echo $$; sleep 30; sleep 30' & sleep 0.2; exit 0"
+        "sh -c 'trap \"\" TERM; echo $$; sleep 30; sleep 30' & read line; exit 0"
     ),
 }
 
@@ -398,17 +401,27 @@ async def test_cancelling_one_of_several_who_end_it_makes_all_quick() -> None:
     assert await first == -9
 
 
-async def test_cancelling_during_the_sweep_kills_the_rest() -> None:
+async def test_cancelling_during_the_sweep_kills_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     child = await shell(TREES["a wrapper that is gone, and one that ignores TERM"], stdout="pipe")
     stubborn = int(await line_of(child))
+    os.close(child.take_stdin())
     await child.wait()
-    ending = asyncio.create_task(child.end())
-    await asyncio.sleep(0.05)
-    assert alive(stubborn)
-    ending.cancel()
+    asked = asyncio.Event()
+    real = os.killpg
 
-    with pytest.raises(asyncio.CancelledError):
-        await ending
+    def killpg(group: int, number: int) -> None:
+        real(group, number)
+        if number == signal.SIGTERM:
+            asked.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", killpg)
+        ending = asyncio.create_task(child.end())
+        await asked.wait()
+        assert alive(stubborn)
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
 
     assert not alive(stubborn)
 
@@ -578,12 +591,14 @@ async def test_a_new_file_for_standard_error_is_for_its_owner_only(tmp_path: Pat
 async def test_a_file_for_standard_error_that_takes_no_more_changes_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    one = Heard()
     child = await shell(
         "echo one >&2; read line; echo two >&2; exit 3",
         stderr="pipe",
         stderr_file=Path("/dev/full"),
+        on_stderr_line=one,
     )
-    await settles(lambda: "no longer copied" in caplog.text)
+    await one.wait()
 
     assert await child.end() == 3
     assert child.stderr_tail == "one\ntwo\n"
@@ -671,17 +686,11 @@ async def test_a_grandchild_on_standard_error_delays_no_tail() -> None:
     await child.end()
 
 
-async def settles(condition: Callable[[], bool]) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(5):
-            while not condition():
-                await asyncio.sleep(0.005)
-    assert condition()
-
-
 async def test_the_tail_grows_while_the_child_runs() -> None:
-    child = await shell("echo early >&2; read line", stderr="pipe")
+    early = Heard()
+    child = await shell("echo early >&2; read line", stderr="pipe", on_stderr_line=early)
 
-    await settles(lambda: child.stderr_tail == "early\n")
+    await early.wait()
 
+    assert child.stderr_tail == "early\n"
     await child.end()
