@@ -141,6 +141,7 @@ class ClientWorld(World):
 
     def __init__(self, variant: int = 0) -> None:
         super().__init__(variant)
+        self._variant = variant
         self.model = DeliveryModel(BACKSTOP)
         self.model.watches_all = variant % 4 == 0
         self.link = Link(self._written, self._arriving, self.failed)
@@ -257,6 +258,10 @@ class ClientWorld(World):
     async def begin(self) -> None:
         self._cancelled_turns: set[int] = set()
         limits = Limits(cancel_backstop=BACKSTOP)
+        if self._variant % 6 == 1:  # reading stops and goes on all the time
+            limits = Limits(cancel_backstop=BACKSTOP, queue_bytes=1200, session_bytes=500)
+        elif self._variant % 6 == 2:
+            limits = Limits(cancel_backstop=BACKSTOP, queue_updates=4, session_updates=2)
         opening = self.loop.create_task(self._connect(limits))
         await self.turns(2)
         asked = self.asked.pop()
@@ -295,7 +300,11 @@ class ClientWorld(World):
         """One to three updates, for any session; some of kinds that nobody knows."""
         known = list(self.model.sessions)
         for _ in range(1 + b % 3):
-            session_id = known[a % len(known)] if known and a < 58 else self.some_session_id(a)
+            # What is kept for sessions not yet known is bounded by the budget as well.
+            familiar = a < 58 or self._variant % 6 == 1
+            if not known and self._variant % 6 == 1:
+                return
+            session_id = known[a % len(known)] if known and familiar else self.some_session_id(a)
             number = self.number()
             update: dict[str, Any] = {"n": number, "text": f"#{number}#"}
             match (a + b) % 7:
@@ -530,10 +539,13 @@ class ClientWorld(World):
 
         async def close(call: UserCall) -> None:
             for consumer in model.consumers:
-                if not consumer.observes:  # let go before the request leaves
+                if not consumer.observes:  # let go before the request leaves, if it does
+                    consumer.live = False
                     consumer.may_miss_the_rest = True
+            model.backlog = []
             if model.turn is not None:
                 model.turn.consumer.may_miss_the_rest = True
+                model.turn.consumer.may_have_a_hole = True
             self._closing_of.add(session.session_id)
             await session.close()
             self.sessions.pop(session.session_id, None)
@@ -542,7 +554,8 @@ class ClientWorld(World):
 
     async def do_load(self, a: int, b: int) -> None:
         """Load or resume: awaited, or entered and its replay iterated."""
-        known = [i for i in self.model.sessions if i not in self._burned]
+        # Not one whose `session/new` is answered and whose opener does not know yet.
+        known = [i for i in self.model.sessions if i in self.sessions and i not in self._burned]
         session_id = known[a % len(known)] if known and a % 2 else f"old{a}"
         if session_id in self._burned:
             return
@@ -879,6 +892,8 @@ class ClientWorld(World):
             for consumer, subscription in self.subscriptions:
                 if not consumer.may_miss_the_rest:
                     self._take_all(consumer, subscription)
+            if self.link.paused:
+                self._take_over_backlogs()
             self.link.deliver(1 << 20)
             await self.turns(6)
             quiet = self.link.crossed == crossed and not self.link.incoming and not self.asked
@@ -890,6 +905,14 @@ class ClientWorld(World):
                 await asyncio.sleep(2 * BACKSTOP)
         waiting = [c for c in self.calls if c.task is not None and not c.task.done()]
         self.violated(f"{waiting} never end, although everything is answered")
+
+    def _take_over_backlogs(self) -> None:
+        """Reading has stopped: somebody has to take what waits for nobody yet."""
+        for session_id, model in self.model.sessions.items():
+            session = self.peer.sessions.get(session_id)
+            if session is not None and not model.closing and model.backlog:
+                consumer = self.model.joined(model.subscribe(f"subscriber {self.number()}"))
+                self.subscriptions.append((consumer, session.updates()))
 
     def _check_backlogs(self) -> None:
         """What arrived outside a turn and was seen by nobody is there for who comes first."""
