@@ -13,6 +13,7 @@ import pytest
 
 from antiphon import Agent, Client, Limits, RequestError, Turn, connect, serve, spawn
 from antiphon.schema import v1
+from antiphon.sessions._turn_states import Effect, Event
 from antiphon.transports import memory_pair
 from tests.cases.case_agent import CaseAgent
 from tests.cases.engine import CASES, Case, CaseClient, play
@@ -112,7 +113,12 @@ class Deaf(CaseAgent):
 
     async def prompt(self, turn: Turn) -> None:
         session = turn.session
-        session.cancel = lambda: None  # type: ignore[method-assign]
+        fire = session.fire
+
+        def deaf(event: Event, turn: Turn | None = None) -> tuple[Effect, ...]:
+            return () if event is Event.CANCEL else fire(event, turn)
+
+        session.fire = deaf  # type: ignore[method-assign]
         await asyncio.sleep(0.1)
 
 
