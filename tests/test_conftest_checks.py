@@ -77,6 +77,16 @@ def run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
             """,
             id="a module's process and its child",
         ),
+        pytest.param(
+            """
+            from antiphon._guard import guard
+            def test_it():
+                guard.close()
+                guard.add(2_000_000_000)
+                guard.remove(2_000_000_000)
+            """,
+            id="the guard of this process, and another in its place",
+        ),
     ],
 )
 def test_a_clean_test_passes(pytester: pytest.Pytester, test: str) -> None:
@@ -188,6 +198,18 @@ def test_a_faulty_test_fails(pytester: pytest.Pytester, test: str, told: str) ->
             def test_it(later): later.append(os.open("/dev/null", os.O_RDONLY))
             """,
             "descriptor */dev/null",
+        ),
+        (
+            """
+            from antiphon._guard import Guard
+            @pytest.fixture(scope="module")
+            def second():
+                guard = Guard()
+                yield guard
+                guard.close()
+            def test_it(second): second.add(2_000_000_000)
+            """,
+            "process *# antiphon: when process",
         ),
         ("def test_it(): tempfile.mkdtemp(prefix='kept')", "temporary file kept"),
         ("def test_it(): os.close(tempfile.mkstemp(prefix='kept')[0])", "temporary file kept"),

@@ -319,6 +319,25 @@ def test_one_that_does_not_listen_is_replaced_before_it_can_take_us_for_dead(
     assert alive(group.pid)
 
 
+def test_the_number_of_one_that_is_gone_is_never_signalled(
+    own: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.add(2_000_000_000)
+    first = own.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)  # by other code: the number may be anybody's now
+
+    def kill(pid: int, number: int) -> None:
+        pytest.fail("this may be another process by now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", kill)
+        own.add(2_000_000_001)
+
+    assert own.pid not in {None, first}
+
+
 def test_a_broken_socket_raises_no_signal(own: Guard) -> None:
     own.add(2_000_000_000)
     assert own.pid is not None

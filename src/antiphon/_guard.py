@@ -136,8 +136,8 @@ class Guard:
         if self._socket is not None:
             try:
                 self._socket.sendall(line.encode(), _NO_SIGNAL)
-            except OSError:
-                self._discard()
+            except OSError as error:
+                self._discard(error)
             else:
                 return
         # A new one is told of all groups, those of this line included.
@@ -176,14 +176,17 @@ class Guard:
             for group in self._groups:
                 ours.sendall(f"+{group}\n".encode(), _NO_SIGNAL)
         except OSError as error:
-            self._discard()
+            self._discard(error)
             self._warn(error)
 
-    def _discard(self) -> None:
-        """Kill a guard that does not listen, before it takes the end of the socket for ours."""
+    def _discard(self, error: OSError) -> None:
+        """Give up a guard that is gone, or that does not listen."""
         if sys.platform != "win32" and self._pid is not None:
-            with contextlib.suppress(OSError):
-                os.kill(self._pid, signal.SIGKILL)
+            # One that holds its end of the socket lives, so the number is its own; it has to be
+            # killed before we close ours, or it would take us for dead.
+            if isinstance(error, TimeoutError):
+                with contextlib.suppress(OSError):
+                    os.kill(self._pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 os.waitpid(self._pid, 0)
         self._forget()
