@@ -10,11 +10,12 @@ import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from antiphon import Agent, AgentPeer, Client, Limits, connect, serve
-from antiphon.transports import memory_pair
+from antiphon import testing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+
+    from antiphon import Agent, AgentPeer, Client, Limits
 
 __all__ = ["Wire", "joined"]
 
@@ -66,15 +67,9 @@ async def joined(
     agent_limits: Limits | None = None,
 ) -> AsyncGenerator[tuple[AgentPeer, Wire]]:
     """Serve `agent` to `client`; both are closed and awaited at the end."""
-    ours, theirs = memory_pair()
     wire = Wire()
-    serving = asyncio.create_task(
-        serve(agent, theirs, unstable=unstable, limits=agent_limits or limits)
-    )
-    try:
-        async with connect(
-            ours, client=client, unstable=unstable, limits=limits, record=wire
-        ) as peer:
-            yield peer, wire
-    finally:
-        await asyncio.wait_for(serving, 10)
+    options = {"unstable": unstable, "limits": agent_limits or limits}
+    async with testing.joined(
+        agent, client, unstable=unstable, limits=limits, record=wire, agent_options=options
+    ) as peer:
+        yield peer, wire

@@ -77,6 +77,23 @@ async def test_it_waits_for_the_frame_it_was_asked_for() -> None:
 
 
 @pytest.mark.virtual_time
+async def test_what_was_forgotten_is_neither_found_nor_expected() -> None:
+    async with two() as (raw, there):
+        raw.send({"id": 1, "result": "old"}, {"method": "m"}, b"no json")
+        assert (await there.answer_to(1))["result"] == "old"
+        answer = asyncio.create_task(there.answer_to(2))
+        await asyncio.sleep(1)
+        there.forget()
+        for kept in (there.frames, there.raw_frames, there.received, there.batches):
+            assert not kept
+        await there.expect_nothing()
+        raw.send({"id": 1, "result": "new"}, {"id": 2, "result": None})
+        assert (await there.answer_to(1))["result"] == "new"
+        assert (await answer)["result"] is None
+        await there.expect_nothing()
+
+
+@pytest.mark.virtual_time
 async def test_an_id_is_of_exactly_one_type() -> None:
     async with two() as (raw, there):
         raw.send(*({"id": id_, "result": str(id_)} for id_ in (1.0, "1", True, 1, None)), {"x": 1})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
+from collections import OrderedDict, deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
@@ -205,10 +205,10 @@ class RawPeer(Recorder):
         self.frames: list[Message] = []
         self.raw_frames: list[bytes] = []
         self.faults: list[Fault] = []
-        #: As `received`, with objects decoded, and which of it was expected.
-        self._came: list[Message | bytes | Fault] = []
-        self._expected: set[int] = set()
-        self._first = 0  # all before it was expected
+        #: What was not expected yet: objects by their identity, anything else by a number below 0.
+        self._open: OrderedDict[int, Message | bytes | Fault] = OrderedDict()
+        self._odd = 0
+        self._life = 0  # goes up with each `forget`
         self._asked = 0
 
     async def start(self) -> None:
@@ -291,29 +291,26 @@ class RawPeer(Recorder):
         """Responses with exactly this id that came so far; 1 is neither "1" nor 1.0."""
         return [frame for frame in self.frames if _answers(frame, id_)]
 
+    def forget(self) -> None:
+        """Forget all that came so far, as if the link began here."""
+        for kept in (self.frames, self.raw_frames, self.faults, self.received, self.batches):
+            kept.clear()
+        self._open.clear()
+        self._life += 1
+
     # ------------------------------------------------------------------ waiting for what comes
 
     async def wait(self, method: str | None, count: int = 1) -> Message:
         """Wait for the `count`-th request or notification of this method; None: response."""
         __tracebackhide__ = True
-        found: list[int] = []
-
-        def look(index: int, frame: Message) -> bool:
-            del frame
-            found.append(index)
-            return len(found) == count
-
         what = f"a response (number {count})" if method is None else f"{method} (number {count})"
-        frame = await self._find(lambda frame: frame.get("method") == method, look, what)
-        self._expected.update(found)
-        return frame
+        return await self._find(lambda frame: frame.get("method") == method, count, what)
 
     async def answer_to(self, id_: Any) -> Message:
         """Wait for the first response with exactly this id."""
         __tracebackhide__ = True
-        return await self._find(
-            lambda frame: _answers(frame, id_), self._expect_it, f"a response to id {id_!r}"
-        )
+        what = f"a response to id {id_!r}"
+        return await self._find(lambda frame: _answers(frame, id_), 1, what)
 
     async def ask(self, method: str, params: Any = None, id_: Any = None) -> Message:
         """Send a request, with an id that was not used yet, and wait for its response."""
@@ -352,8 +349,7 @@ class RawPeer(Recorder):
         wanted.update(members)
         if not await self._await_next():
             raise AssertionError(self._report(f"nothing came; expected {_show(wanted)}"))
-        frame = self._came[self._first]
-        index = self._first
+        frame = next(iter(self._open.values()))
         if not isinstance(frame, dict):
             msg = f"expected {_show(wanted)}; what came is no JSON object: {_show(frame)}"
             raise AssertionError(msg)  # noqa: TRY004  (it is the other side that is wrong)
@@ -365,7 +361,7 @@ class RawPeer(Recorder):
                 *(f"  {difference}" for difference in differences),
             ]
             raise AssertionError("\n".join(lines))
-        self._expected.add(index)
+        del self._open[id(frame)]
         return frame
 
     async def expect_nothing(self, seconds: float = 0.0) -> None:
@@ -388,12 +384,8 @@ class RawPeer(Recorder):
             if seconds:
                 await asyncio.sleep(seconds)
         self._check_laws()
-        if self._skip_expected():
-            left = [
-                _show(thing)
-                for index, thing in enumerate(self._came)
-                if index not in self._expected and index >= self._first
-            ]
+        if self._open:
+            left = map(_show, self._open.values())
             raise AssertionError("\n  ".join(("frames came that nobody expected:", *left)))
 
     # ------------------------------------------------------------------ how it is done
@@ -402,60 +394,49 @@ class RawPeer(Recorder):
         for frame in frames:
             if isinstance(frame, Fault):
                 self.faults.append(frame)
-                self._came.append(frame)
-                continue
-            self.raw_frames.append(frame)
-            try:
-                message: Any = json.loads(frame)
-            except (ValueError, RecursionError):
-                message = None
-            if _is_object(message):
-                self.frames.append(message)
-                self._came.append(message)
             else:
-                self._came.append(frame)
+                self.raw_frames.append(frame)
+                try:
+                    message: Any = json.loads(frame)
+                except (ValueError, RecursionError):
+                    message = None
+                if _is_object(message):
+                    self.frames.append(message)
+                    self._open[id(message)] = message
+                    continue
+            self._odd += 1
+            self._open[-self._odd] = frame
 
-    async def _find(
-        self,
-        wanted: Callable[[Message], bool],
-        accept: Callable[[int, Message], bool],
-        what: str,
-    ) -> Message:
-        """Wait for a frame that is wanted and accepted; each is asked about once."""
+    async def _find(self, wanted: Callable[[Message], bool], count: int, what: str) -> Message:
+        """Wait for the `count`-th frame that is wanted; each is looked at once."""
         __tracebackhide__ = True
         found: list[Message] = []
-        looked = 0
+        looked, life = 0, self._life
 
         def look() -> bool:
-            nonlocal looked
-            for thing in islice(self._came, looked, None):
-                index, looked = looked, looked + 1
-                if isinstance(thing, dict) and wanted(thing) and accept(index, thing):
-                    found.append(thing)
-                    return True
+            nonlocal looked, life
+            if life != self._life:
+                looked, life = 0, self._life
+            for frame in islice(self.frames, looked, None):
+                looked += 1
+                if wanted(frame):
+                    found.append(frame)
+                    if len(found) == count:
+                        return True
             return False
 
         await self._until(look, f"{what} did not come", self.ended)
-        return found[0]
-
-    def _expect_it(self, index: int, _frame: Message) -> bool:
-        self._expected.add(index)
-        return True
+        for frame in found:
+            self._open.pop(id(frame), None)
+        return found[-1]
 
     async def _await_next(self) -> bool:
         try:
-            await self._until(self._skip_expected, "nothing came", self.ended)
+            await self._until(lambda: self._open, "nothing came", self.ended)
         except AssertionError:
             self._check_laws()
             return False
         return True
-
-    def _skip_expected(self) -> bool:
-        """Whether there is something that was not expected; `_first` is where."""
-        while self._first in self._expected:
-            self._expected.discard(self._first)
-            self._first += 1
-        return self._first < len(self._came)
 
 
 def _answers(frame: Message, id_: Any) -> bool:
