@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphon.sessions import _turn_states
 from antiphon.sessions._turn_states import TABLE, Effect, Event, State, Step, TurnStates
 
 if TYPE_CHECKING:
@@ -48,6 +50,16 @@ def entries() -> Iterator[tuple[Event, State, Step]]:
 
 
 # ------------------------------------------------------------------ the table as it is written
+
+
+def test_it_has_no_loop_no_clock_and_no_message_in_it() -> None:
+    source = Path(_turn_states.__file__).read_text(encoding="utf-8")
+    imported = {
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    assert imported == {"__future__", "enum", "typing"}
 
 
 def test_every_event_is_defined_in_every_state() -> None:
