@@ -1591,20 +1591,26 @@ async def test_what_a_cancelled_turn_has_used_is_told_all_the_same() -> None:
 
 
 @pytest.mark.covers("R1-94", "FF-29")
-@pytest.mark.parametrize("tellable", [True, False])
-async def test_what_a_turn_has_used_is_told_at_its_back_stop_too(
-    tellable: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("ends", ["in time", "at the back-stop"])
+@pytest.mark.parametrize(
+    "cost", [1, float("nan"), object(), "x" * 5000], ids=lambda v: type(v).__name__
+)
+async def test_what_a_turn_has_used_is_told_unless_it_cannot_be(
+    cost: Any, ends: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Then the answer is `cancelled` all the same, and no error."""
+    tellable = cost == 1
+
     class Counting(Echo):
         async def prompt(self, turn: Turn) -> Any:
-            turn.start_soon(asyncio.Event().wait())  # what the response waits for
+            in_time = ends == "in time"
+            turn.start_soon(turn.wait_cancelled() if in_time else asyncio.Event().wait())
             self.waiting.set()
-            return v1.PromptResponse(
-                stop_reason="refusal", meta={"example.com/cost": 1 if tellable else float("nan")}
-            )
+            return v1.PromptResponse(stop_reason="refusal", meta={"example.com/cost": cost})
 
     agent = Counting()
-    async with raw_client(agent, limits=Limits(cancel_backstop=0.02)) as raw:
+    limits = Limits(cancel_backstop=30 if ends == "in time" else 0.02, frame_bytes=5000)
+    async with raw_client(agent, limits=limits) as raw:
         session_id = await opened(raw)
         raw.send(prompt(raw, "p", session_id))
         await asyncio.wait_for(agent.waiting.wait(), 5)

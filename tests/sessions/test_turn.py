@@ -679,18 +679,31 @@ async def test_the_answer_waits_for_subtasks_and_their_updates_come_before_it() 
     assert update["content"]["text"] == "from a subtask"
 
 
-async def test_a_failing_subtask_is_logged_and_changes_nothing(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_failing_subtask_is_reported_and_changes_nothing(
+    stopped: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """What fails because the turn was cancelled is no crash."""
+    events: list[TelemetryEvent] = []
+
     async def act(turn: Turn) -> None:
         async def bad() -> None:
+            await turn.say("x")
+            if stopped:
+                await turn.wait_cancelled()
             raise RuntimeError("subtask trouble")
 
         turn.start_soon(bad())
-        await turn.say("x")
 
-    assert len(await updates_of(act)) == 1
-    assert "subtask trouble" in caplog.text
+    async with prompted(act, telemetry=events.append) as session:
+        await session.raw.wait("session/update")
+        if stopped:
+            session.raw.send(session.cancel())
+        assert await session.reason() == ("cancelled" if stopped else "end_turn")
+    facts = {"what": "subtask", "method": "session/prompt", "error": "RuntimeError"}
+    crashes = [event.facts for event in events if event.name == "handler_crash"]
+    assert crashes == ([] if stopped else [facts])
+    assert ("subtask trouble" in caplog.text) != stopped
 
 
 @pytest.mark.covers("R1-97")

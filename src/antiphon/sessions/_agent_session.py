@@ -44,6 +44,9 @@ _TURN_UPDATES = frozenset(
 #: Of these an empty text says nothing, and some clients show an empty message for it.
 _TEXTS = frozenset(("agent_message_chunk", "agent_thought_chunk"))
 
+#: What a response is longer than its result, its id aside.
+_ENVELOPE = len(b'{"jsonrpc":"2.0","id":,"result":}')
+
 #: What a request is told that comes at the wrong moment (-32600).
 _REFUSALS = {
     Effect.REFUSE_IN_FLIGHT: "prompt already in flight",
@@ -235,7 +238,7 @@ def _arm(turn: Turn) -> None:
 def _answer(turn: Turn) -> None:
     """Answer a cancelled prompt in place of its task, which is cancelled if it has begun."""
     if turn.call is not None:
-        turn.peer.connection.answer(turn.call, _body(cancelled_response(turn)))
+        turn.peer.connection.answer(turn.call, encode_checked(cancelled_response(turn)))
 
 
 _ACTS: dict[Effect, Callable[[Turn], None]] = {
@@ -248,18 +251,20 @@ _ACTS: dict[Effect, Callable[[Turn], None]] = {
 
 
 def cancelled_response(turn: Turn) -> v1.PromptResponse:
-    """The answer to a cancelled prompt: what its handler says it has used counts all the same."""
+    """The answer to a cancelled prompt: what its handler says it has used counts all the same.
+
+    Unless that cannot be sent: `cancelled` is the answer whatever happens (R1-96).
+    """
     if isinstance(turn.result, v1.PromptResponse):
-        return msgspec.structs.replace(turn.result, stop_reason="cancelled")
+        response = msgspec.structs.replace(turn.result, stop_reason="cancelled")
+        try:
+            size = len(encode_checked(response)) + _ENVELOPE
+            turn.peer.connection.check_frame(size + (len(turn.call.id) if turn.call else 0))
+        except Exception:
+            log.exception("what a cancelled turn has used cannot be told")
+        else:
+            return response
     return v1.PromptResponse(stop_reason="cancelled")
-
-
-def _body(response: v1.PromptResponse) -> bytes:
-    try:
-        return encode_checked(response)
-    except (TypeError, ValueError):
-        log.exception("what a cancelled turn has used cannot be told")
-        return encode_checked(v1.PromptResponse(stop_reason="cancelled"))
 
 
 def _is_empty(update: Any) -> bool:

@@ -466,8 +466,19 @@ class Turn:
 
     def _subtask_done(self, task: asyncio.Task[Any]) -> None:
         self._subtasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a subtask of %r failed", self, exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if self.cancelled:  # stopping has consequences, and `TurnOver` is one of them
+            log.info("a subtask of a cancelled turn ended with an error", exc_info=error)
+            return
+        self._connection.emit(
+            "handler_crash",
+            cause=error,
+            what="subtask",
+            method="session/prompt",
+            error=type(error).__name__,
+        )
 
     # -------------------------------------------------------------- for the session: effects
 
