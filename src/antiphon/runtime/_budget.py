@@ -143,5 +143,5 @@ class Budget:
     def blocking_call_over(self) -> None:
         """Nobody waits for that answer any more."""
         self.blocking_calls -= 1
-        if not self.blocking_calls and self.budget_spent:
+        if not self.blocking_calls and (self.queued_bytes or self.notices_full):
             self.check_budget()

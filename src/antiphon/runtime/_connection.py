@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -74,6 +75,9 @@ class Connection(Budget):
     Attributes:
         initialized: whether the handshake was successful.
         received: how many frames came, whatever they were.
+        writing_paused: whether senders that can wait should, since the peer does not take what was
+            written. The writer's own, here for who looks at it for every update.
+        lost: why the link is gone, None while it is not.
         noise: what the peer wrote that was no message: the newest kibibytes, for error texts.
     """
 
@@ -93,13 +97,14 @@ class Connection(Budget):
         self.protocol = Protocol(side, self.limits, json_depth_exceeds)
         self.initialized = False
         self.received = 0
+        self.writing_paused = False
         self.noise = b""
         self.loop = asyncio.get_running_loop()
         self.tasks: set[asyncio.Task[Any]] = set()
         self._deliveries: set[asyncio.Task[Any]] = set()  # finish before they are cancelled
         self._router = router
         self._record = record
-        self._lost: ConnectionClosed | None = None
+        self.lost: ConnectionClosed | None = None
         self._closed = self.loop.create_future()
         self._closing: asyncio.Task[None] | None = None
 
@@ -131,7 +136,7 @@ class Connection(Budget):
     @property
     def closed(self) -> bool:
         """Whether the link is gone."""
-        return self._lost is not None
+        return self.lost is not None
 
     async def wait_closed(self) -> None:
         """Wait until the link is gone. Cancelling it cancels the wait alone."""
@@ -139,7 +144,7 @@ class Connection(Budget):
 
     def lost_error(self) -> ConnectionClosed:
         """A fresh exception that says why the link is gone (each caller gets its own traceback)."""
-        lost = self._lost or ConnectionClosed("the connection was closed")
+        lost = self.lost or ConnectionClosed("the connection was closed")
         return ConnectionClosed(
             lost.reason, exit_status=lost.exit_status, stderr_tail=lost.stderr_tail
         )
@@ -192,9 +197,9 @@ class Connection(Budget):
         self.flush()
 
     def _fail_everything(self, error: ConnectionClosed) -> None:
-        if self._lost is not None:
+        if self.lost is not None:
             return
-        self._lost = error
+        self.lost = error
         self.emit("connection_lost", reason=error.reason, exit_status=error.exit_status)
         self._outgoing.fail_all(self.protocol.close())
         self.writer.fail(self.lost_error)
@@ -207,19 +212,20 @@ class Connection(Budget):
 
     def frames_received(self, frames: list[bytes | Fault]) -> None:
         """Dispatch frames that arrived together; what they cause to be written leaves together."""
-        if self._lost is not None:
+        if self.lost is not None:
             return
         writer = self.writer
-        writer.gather()
+        writer.armed = True
         receive, update_received = self.protocol.receive_frame, self._router.update_received
         record = self._record
-        first = self.received + 1
         self.received += len(frames)
+        left = iter(frames)  # knows how many are left, so that an update need not be counted
         try:
-            for rx_seq, frame in enumerate(frames, first):
+            for frame in left:
                 try:
                     if not isinstance(frame, bytes):
-                        self.dispatch(self.protocol.receive_fault(frame), rx_seq)
+                        fault = self.protocol.receive_fault(frame)
+                        self.dispatch(fault, self.received - length_hint(left))
                         continue
                     if record is not None:
                         record("in", frame)
@@ -228,13 +234,14 @@ class Connection(Budget):
                         route: Any = event.params  # core gives no update without its route
                         update_received(route.sessionId, route.update, frame)
                     else:
-                        self.dispatch(event, rx_seq)
+                        self.dispatch(event, self.received - length_hint(left))
                 except ENDING:
                     raise
                 except BaseException as error:  # noqa: BLE001
                     # Nothing a peer sends may end the reading; a fault of ours is told, not hidden.
                     self._could_not_dispatch(error)
-            if self.look_around() and self.blocking_calls and self.budget_overdrawn:
+            waits = self.queued_bytes or self.notices_full
+            if waits and self.look_around() and self.blocking_calls and self.budget_overdrawn:
                 self._outgoing.fail_blocking()
         finally:
             writer.flush()
@@ -242,7 +249,7 @@ class Connection(Budget):
     def input_ended(self) -> None:
         """The peer will send nothing more: let what runs finish within the grace, then close."""
         self._outgoing.end_input()
-        if self._lost is None and self._closing is None:
+        if self.lost is None and self._closing is None:
             self._closing = self.loop.create_task(self._finish())
 
     async def _finish(self) -> None:
@@ -284,33 +291,29 @@ class Connection(Budget):
 
     def pause_writing(self) -> None:
         """The transport's: senders that can wait, should (`drain`)."""
-        self.writer.pause()
+        self.writing_paused = self.writer.paused = True
 
     def resume_writing(self) -> None:
         """The transport's: there is room again."""
+        self.writing_paused = False
         self.writer.resume()
 
     # ------------------------------------------------------------------ what the peer does not take
 
-    @property
-    def writing_paused(self) -> bool:
-        """Whether senders that can wait should: the peer does not take what was written."""
-        return self.writer.paused
-
     async def drain(self) -> None:
         """Wait once for room if the peer is slow. Raises `ConnectionClosed` if it goes."""
-        if self._lost is not None:
+        if self.lost is not None:
             raise self.lost_error()
-        if self.writer.paused:
+        if self.writing_paused:
             await self.writer.wait()
 
     def _output_full(self, unsent: int) -> None:
-        if self._lost is None:
+        if self.lost is None:
             limit = self.limits.unsent_bytes
             self.emit("peer_not_reading", unsent_bytes=unsent, limit=limit, closed=False)
 
     def _output_stuck(self, unsent: int) -> None:
-        if self._lost is None:
+        if self.lost is None:
             limit = self.limits.unsent_bytes
             self.emit("peer_not_reading", unsent_bytes=unsent, limit=limit, closed=True)
             self._lose(

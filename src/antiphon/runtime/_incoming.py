@@ -139,7 +139,9 @@ class Incoming:
                 raise InvalidRequest({"reason": "already initialized"})
         elif method != "initialize":
             raise InvalidRequest({"method": method, "reason": "initialize required"})
-        self._check_capacity(call)
+        limit, writer = self._limits.inbound_requests, self._writer
+        if len(self._protocol.requests) >= limit or (writer.paused and writer.full):
+            raise self._busy(call)
         route = self._router.request_route(method)
         if route is None:
             raise MethodNotFound(_short(method))
@@ -159,16 +161,13 @@ class Incoming:
         call.task = task = connection.loop.create_task(self._serve(call, route, params, context))
         connection.tasks.add(task)
 
-    def _check_capacity(self, call: InboundCall) -> None:
-        """Refuse what this side has no room for: too many at once, or answers that nobody takes."""
+    def _busy(self, call: InboundCall) -> InternalError:
+        """What is said where there is no room: too many at once, or answers that nobody takes."""
         limit = self._limits.inbound_requests
-        if len(self._protocol.requests) >= limit:
-            reason = "too many concurrent inbound requests"
-        elif self._writer.full:
+        reason = "too many concurrent inbound requests"
+        if len(self._protocol.requests) < limit:
             limit = self._limits.unsent_bytes
             reason = "limit unsent_bytes exceeded"
-        else:
-            return
         self._connection.emit(
             "inbound_shed",
             id=_text(call.id),
@@ -176,7 +175,7 @@ class Incoming:
             reason=reason,
             limit=limit,
         )
-        raise InternalError({"reason": reason, "limit": limit}, "Server busy")
+        return InternalError({"reason": reason, "limit": limit}, "Server busy")
 
     async def _serve(
         self, call: InboundCall, route: RequestRoute, params: Any, context: Context

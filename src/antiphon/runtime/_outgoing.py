@@ -95,19 +95,21 @@ class Outgoing:
                 nobody takes that no answer can be read (`queue_bytes`); or it has not taken what was
                 written before (`unsent_bytes`).
         """
-        self._check_open(call.method)
+        connection = self._connection
+        if connection.lost is not None or not connection.initialized:
+            self._check_open(call.method)
         if self.input_ended:
             raise no_more_answers()
-        if call.blocking and self._connection.budget_overdrawn:
+        if call.blocking and connection.queued_bytes and connection.budget_overdrawn:
             raise self._overdrawn()
-        if self._connection.writer.full:
-            unsent = self._connection.transport.unsent
+        if connection.writing_paused and connection.writer.full:
+            unsent = connection.transport.unsent
             raise LimitExceeded("unsent_bytes", self._limits.unsent_bytes, unsent)
         call.id, frame = self._protocol.request(call.method, params, call)
         if timeout is not None:
             call.timer = self._loop.call_later(timeout, self._timed_out, call, timeout)
         if call.blocking:
-            self._connection.blocking_call_opened()
+            connection.blocking_call_opened()
         self._send(frame, now=len(self._protocol.calls) == 1)
 
     def abandon(self, call: OutboundCall) -> None:
@@ -169,7 +171,7 @@ class Outgoing:
         late.timer = self._loop.call_later(seconds, self._given_up, late, seconds)
 
     def _check_open(self, method: str) -> None:
-        if self._connection.closed:
+        if self._connection.lost is not None:
             raise self._connection.lost_error()
         if not self._connection.initialized and method != "initialize":
             msg = f"{method} before initialize"

@@ -101,8 +101,9 @@ EVENTS: Final[dict[str, EventSpec]] = {
     # answers of the peer
     "late_response": EventSpec("peer", DEBUG, "ignored a response to no open call", ("id",)),
     "malformed_response": EventSpec("peer", WARNING, "a response is malformed", ("id", "reason")),
+    # Some clients answer every update so, and go on (quirk 6): no line for each in a usual log.
     "refused_by_peer": EventSpec(
-        "peer", WARNING, "the peer could not read something of ours", ("error",)
+        "peer", INFO, "the peer could not read something of ours", ("error",)
     ),
     "call_timed_out": EventSpec(
         "operational", INFO, "a call was not answered in time", ("method", "seconds")

@@ -36,7 +36,6 @@ class Writer:
     """
 
     __slots__ = (
-        "_armed",
         "_full",
         "_full_told",
         "_limit",
@@ -48,6 +47,7 @@ class Writer:
         "_stuck",
         "_stuck_told",
         "_transport",
+        "armed",
         "paused",
     )
 
@@ -71,8 +71,10 @@ class Writer:
         self._stuck_told = False
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._armed = False  # a flush is sure to come in this turn of the loop
-        #: Whether the transport asked for patience.
+        #: Whether a flush is sure to come in this turn of the loop; who sees to that sets it, and no
+        #: frame leaves alone meanwhile.
+        self.armed = False
+        #: Whether the transport asked for patience; set by the connection, unset by `resume`.
         self.paused = False
         self._room: list[asyncio.Future[None]] = []
 
@@ -82,19 +84,15 @@ class Writer:
         """Queue a frame; `now` lets a lone one leave without waiting for the loop's next turn."""
         self._out.append(frame)
         self._out_bytes += len(frame)
-        if self._out_bytes > _FLUSH_BYTES or (now and not self._armed):
+        if self._out_bytes > _FLUSH_BYTES or (now and not self.armed):
             self._write()
-        elif not self._armed:
-            self._armed = True
+        elif not self.armed:
+            self.armed = True
             self._loop.call_soon(self.flush)
-
-    def gather(self) -> None:
-        """Whoever calls this will `flush` within this turn of the loop: no frame leaves alone."""
-        self._armed = True
 
     def flush(self) -> None:
         """Hand what is queued to the transport."""
-        self._armed = False
+        self.armed = False
         if self._out:
             self._write()
 
@@ -126,12 +124,8 @@ class Writer:
             # Not from here: whoever sends is in the middle of something.
             self._loop.call_soon(self._stuck, unsent)
 
-    def pause(self) -> None:
-        """The transport's: senders that can wait, should (`wait`)."""
-        self.paused = True
-
     def resume(self) -> None:
-        """The transport's: there is room again."""
+        """The transport has room again."""
         self.paused = self._full_told = False
         room, self._room = self._room, []
         for future in room:
