@@ -13,7 +13,6 @@ import pytest
 
 from antiphon import Agent, Client, Limits, RequestError, Turn, connect, serve, spawn
 from antiphon.schema import v1
-from antiphon.sessions._turn_states import Effect, Event
 from antiphon.transports import memory_pair
 from tests.cases.case_agent import CaseAgent
 from tests.cases.engine import CASES, Case, CaseClient, play
@@ -21,7 +20,7 @@ from tests.cases.engine import CASES, Case, CaseClient, play
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from antiphon import AgentContext, AgentPeer
+    from antiphon import AgentContext, AgentPeer, TelemetryEvent
 
 PROGRAM = Path(__file__).with_name("case_agent.py")
 
@@ -52,13 +51,22 @@ ROWS = [
 ]
 
 
-def in_memory(agent: Agent) -> Callable[[CaseClient, Limits, Any], Any]:
+def in_memory(
+    agent: Agent, told: list[TelemetryEvent] | None = None
+) -> Callable[[CaseClient, Limits, Any], Any]:
+    """Opens a link in memory; `told` gets the events of both sides."""
+    tell = None if told is None else told.append
+
     @asynccontextmanager
     async def open_(client: Client, limits: Limits, record: Any) -> AsyncGenerator[AgentPeer]:
         ours, theirs = memory_pair()
-        serving = asyncio.create_task(serve(agent, theirs, limits=Limits(cancel_backstop=1)))
+        serving = asyncio.create_task(
+            serve(agent, theirs, limits=Limits(cancel_backstop=1), telemetry=tell)
+        )
         try:
-            async with connect(ours, client=client, limits=limits, record=record) as peer:
+            async with connect(
+                ours, client=client, limits=limits, record=record, telemetry=tell
+            ) as peer:
                 yield peer
         finally:
             await asyncio.wait_for(serving, 5)
@@ -70,14 +78,29 @@ def over_stdio(client: CaseClient, limits: Limits, record: Any) -> Any:
     return spawn([sys.executable, str(PROGRAM)], client=client, limits=limits, record=record)
 
 
-def opening(link: str) -> Any:
-    return over_stdio if link == "stdio" else in_memory(CaseAgent())
+def odd(told: list[TelemetryEvent]) -> list[str]:
+    """What a case has to say in advance, if it happens: empty turns, and faults of ours."""
+    return [
+        event.name
+        for event in told
+        if event.kind == "invariant" or event.name == "zero_updates_turn"
+    ]
 
 
 @pytest.mark.parametrize("case_id", ROWS)
-@pytest.mark.parametrize("link", ["memory", "stdio"])
-async def test_every_case_comes_out_as_it_says(case_id: str, link: str, tmp_path: Path) -> None:
-    failures, _ = await play(CASES[case_id], tmp_path, opening(link))
+async def test_every_case_comes_out_as_it_says_in_memory(case_id: str, tmp_path: Path) -> None:
+    case = CASES[case_id]
+    told: list[TelemetryEvent] = []
+
+    failures, _ = await play(case, tmp_path, in_memory(CaseAgent(), told))
+
+    assert failures == []
+    assert odd(told) == case.events
+
+
+@pytest.mark.parametrize("case_id", ROWS)
+async def test_every_case_comes_out_as_it_says_over_stdio(case_id: str, tmp_path: Path) -> None:
+    failures, _ = await play(CASES[case_id], tmp_path, over_stdio)
 
     assert failures == []
 
@@ -87,6 +110,14 @@ def test_every_case_of_the_file_is_played_under_its_number() -> None:
 
     assert played == [(case.id, case.number) for case in CASES.values()]
     assert [number for _, number in played] == [f"ACPX-{n:03}" for n in range(1, 22)]
+
+
+async def test_an_event_that_a_case_does_not_say_is_seen(tmp_path: Path) -> None:
+    told: list[TelemetryEvent] = []
+
+    await play(CASES["acp.v1.session.prompt.single_turn"], tmp_path, in_memory(Silent(), told))
+
+    assert odd(told) == ["zero_updates_turn"]
 
 
 # ---------------------------------------------------------------- each check can fail
@@ -108,18 +139,11 @@ class Refusing(CaseAgent):
         return "refusal"
 
 
-class Deaf(CaseAgent):
-    """Takes no notice of a cancellation, and says that it ended."""
+class Hasty(CaseAgent):
+    """Is done before it can be cancelled."""
 
     async def prompt(self, turn: Turn) -> None:
-        session = turn.session
-        fire = session.fire
-
-        def deaf(event: Event, turn: Turn | None = None) -> tuple[Effect, ...]:
-            return () if event is Event.CANCEL else fire(event, turn)
-
-        session.fire = deaf  # type: ignore[method-assign]
-        await asyncio.sleep(0.1)
+        await turn.say("done")
 
 
 class Stray(CaseAgent):
@@ -161,24 +185,27 @@ class Liar(CaseAgent):
         return f"wrote {path}"
 
 
+WRONG: list[tuple[str, str, Agent]] = [
+    ("initialize_protocol_version_number", "acp.v1.initialize.handshake", Wordy()),
+    ("saved_non_empty_string", "acp.v1.session.new.basic", Nameless()),
+    ("saved_stop_reason_in", "acp.v1.session.prompt.single_turn", Refusing()),
+    ("saved_stop_reason_in", "acp.v1.session.cancel.in_flight", Hasty()),
+    ("updates_count_at_least", "acp.v1.session.prompt.single_turn", Silent()),
+    ("updates_all_session", "acp.v1.session.update.termination", Stray()),
+    ("updates_text_includes", "acp.v1.session.prompt.structured_blocks", Other()),
+    (
+        "updates_session_update_includes",
+        "acp.v1.session.prompt.post_success_drain",
+        Toolless(),
+    ),
+    ("filesystem_operation", "acp.v1.errors.permission_denied", Liar()),
+    ("filesystem_operation", "acp.v1.permissions.write.approved", Liar()),
+]
+
+
 @pytest.mark.parametrize(
     ("check", "case_id", "agent"),
-    [
-        ("initialize_protocol_version_number", "acp.v1.initialize.handshake", Wordy()),
-        ("saved_non_empty_string", "acp.v1.session.new.basic", Nameless()),
-        ("saved_stop_reason_in", "acp.v1.session.prompt.single_turn", Refusing()),
-        ("saved_stop_reason_in", "acp.v1.session.cancel.in_flight", Deaf()),
-        ("updates_count_at_least", "acp.v1.session.prompt.single_turn", Silent()),
-        ("updates_all_session", "acp.v1.session.update.termination", Stray()),
-        ("updates_text_includes", "acp.v1.session.prompt.structured_blocks", Other()),
-        (
-            "updates_session_update_includes",
-            "acp.v1.session.prompt.post_success_drain",
-            Toolless(),
-        ),
-        ("filesystem_operation", "acp.v1.errors.permission_denied", Liar()),
-        ("filesystem_operation", "acp.v1.permissions.write.approved", Liar()),
-    ],
+    WRONG,
     ids=lambda value: type(value).__name__ if isinstance(value, Agent) else None,
 )
 async def test_a_wrong_agent_fails_the_check_that_is_about_it(
@@ -187,6 +214,13 @@ async def test_a_wrong_agent_fails_the_check_that_is_about_it(
     failures, _ = await play(CASES[case_id], tmp_path, in_memory(agent))
 
     assert [failure for failure in failures if failure.startswith(f"{check}:")]
+
+
+def test_every_kind_of_check_is_seen_to_fail() -> None:
+    # The one below needs no wrong agent: it is the case that is wrong.
+    seen = {check for check, _, _ in WRONG} | {"saved_error_present"}
+
+    assert seen == {check["type"] for case in CASES.values() for check in case.checks}
 
 
 async def test_a_case_without_an_error_fails_the_check_that_there_was_one(tmp_path: Path) -> None:
