@@ -76,7 +76,7 @@ class Talker(Agent):
 async def test_a_client_that_answers_every_update_with_an_error_gets_them_all(
     wire: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.WARNING)  # what a user sees who has not asked for more
     async with raw_client(wire, Talker(), {"fs": {"readTextFile": True}}) as raw:
         session_id = await opened_in(raw)
         raw.send(raw.request(3, "session/prompt", prompt(session_id)))
@@ -87,12 +87,15 @@ async def test_a_client_that_answers_every_update_with_an_error_gets_them_all(
         texts = [f["params"]["update"]["content"]["text"] for f in raw.sent("session/update")]
         assert texts == [str(n) for n in range(500)]
         assert raw.responses(None) == []
-    assert len(caplog.records) < 20  # not a line for each
+    assert not caplog.records  # and so not a line for each
 
 
 @pytest.mark.covers("Q-06")
 @pytest.mark.parametrize("wire", CLIENT_WIRES)
-async def test_an_agent_that_answers_notifications_with_errors_is_put_up_with(wire: str) -> None:
+async def test_an_agent_that_answers_notifications_with_errors_is_put_up_with(
+    wire: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
     async with raw_agent(wire) as (peer, raw):
         session = await opened(peer, raw)
         await peer.notify_extension("_vendor/unknown", {"a": 1})
@@ -108,6 +111,7 @@ async def test_an_agent_that_answers_notifications_with_errors_is_put_up_with(wi
         assert turn.stop_reason == "cancelled"
         await raw.round_trip()
         assert not [f for f in raw.frames if "error" in f and f["id"] != "ask-1"]
+        assert not caplog.records
 
 
 # ------------------------------------------------------------------ 7: null for an object

@@ -307,6 +307,8 @@ class Protocol:
         if envelope.id is UNSET:
             if result is UNSET and error is UNSET:
                 return self._refuse(-32600, "Invalid request", None, {"reason": "no method"})
+            if error is not UNSET:
+                return Ignored("refused_by_peer", {"error": _shown(bytes(error))})
             return Ignored("malformed_response", {"id": None, "reason": "no id"})
         id_ = bytes(envelope.id)
         call = self.calls.pop(id_, None)
