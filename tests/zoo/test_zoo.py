@@ -9,6 +9,8 @@ through the command. What would leave a process, a task, a descriptor or a file 
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import shlex
 import signal
 import subprocess
@@ -208,7 +210,8 @@ class Marked:
 
     def __init__(self) -> None:
         self.mark = uuid.uuid4().hex
-        self.env = environment(**{MARK: self.mark, "PYTHONPATH": str(ROOT)})
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        self.env = environment(**{MARK: self.mark, "PYTHONPATH": path})
 
     def left(self) -> list[psutil.Process]:
         """Who carries it, lives, and is not ourselves."""
@@ -284,6 +287,45 @@ async def test_an_agent_meets_its_fate(
     assert seconds < fate.seconds + SLACK
     if agent == "slow_to_leave":
         assert complaints == ["history saved"]
+
+
+@pytest.mark.covers("FF-35")
+@pytest.mark.parametrize(
+    ("agent", "number"),
+    [
+        ("deaf_to_cancel", signal.SIGKILL),
+        ("floods", signal.SIGQUIT),
+        ("ignores_term", signal.SIGKILL),
+        ("stopped", signal.SIGKILL),
+        ("tool_ignores_term", signal.SIGQUIT),
+    ],
+)
+def test_nothing_is_left_of_an_agent_whose_client_is_killed(
+    agent: str, number: signal.Signals, marked: Marked
+) -> None:
+    """No handler runs for either signal: whatever was started is ended by the guard."""
+    with subprocess.Popen(
+        [*COMMAND, "prompt", "--agent", shlex.join(command(agent)), "x"],
+        env=marked.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as client:
+        assert client.stdout is not None
+        client.stdout.read(1)  # the turn has begun, and the tool of an agent runs
+        watched = [
+            os.pidfd_open(process.pid) for process in marked.left() if process.pid != client.pid
+        ]
+        assert watched
+        client.send_signal(number)
+        assert client.wait(BOUND) == -number
+        started = time.monotonic()
+
+        for fd in watched:
+            assert select.select([fd], [], [], BOUND)[0]
+            os.close(fd)
+
+    assert time.monotonic() - started < 2.0 + SLACK
+    marked.end_escaped(0)
 
 
 @pytest.mark.covers("FF-08", "FF-35", "FF-36", "FF-37", "FF-39")
