@@ -487,7 +487,7 @@ async def test_when_the_transport_dies_work_is_ended_and_nothing_is_sent() -> No
 
 
 def ends_again(original: Any, self: Connection, error: Any) -> None:
-    self._lost = None
+    self.lost = None
     original(self, error)
 
 

@@ -305,9 +305,9 @@ async def test_a_request_whose_adopter_ends_is_answered_all_the_same() -> None:
 
 
 def lives_on(original: Any, self: Connection, frames: Any) -> None:
-    lost, self._lost = self._lost, None
+    lost, self.lost = self.lost, None
     original(self, frames)
-    self._lost = lost
+    self.lost = lost
 
 
 @pytest.mark.covers("C-11")
