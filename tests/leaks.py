@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import shlex
 import shutil
 import sys
@@ -115,8 +116,8 @@ def _left_processes(before: set[int], *, everywhere: bool) -> list[str]:
         return {pid for pid in found if not (before and _descends(pid, before))}
 
     end = time.monotonic() + GRACE
-    while (pids := left()) and time.monotonic() < end:
-        time.sleep(0.01)  # nothing tells when an orphan ends
+    while (pids := left()) and (seconds := end - time.monotonic()) > 0:
+        _wait_for_an_end(pids, seconds)
     texts: list[str] = []
     for pid in sorted(pids):
         try:
@@ -130,6 +131,28 @@ def _left_processes(before: set[int], *, everywhere: bool) -> list[str]:
         except psutil.NoSuchProcess:
             continue
     return texts
+
+
+def _wait_for_an_end(pids: set[int], seconds: float) -> None:
+    """Return when one of the processes has ended, or at the latest after so many seconds."""
+    handles: list[int] = []
+    waiting = select.poll()
+    try:
+        for pid in pids:
+            try:
+                if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                    continue
+                handles.append(os.pidfd_open(pid))
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                return
+            waiting.register(handles[-1], select.POLLIN)
+        if handles:
+            waiting.poll(seconds * 1000)
+        else:
+            time.sleep(0.01)  # all have ended; who collects one tells nobody
+    finally:
+        for handle in handles:
+            os.close(handle)
 
 
 def _left_threads(before: set[threading.Thread]) -> list[str]:

@@ -16,7 +16,7 @@ from msgspec import UNSET, json
 
 from antiphon import _errors
 from antiphon.schema import v1, v1_unstable
-from antiphon.services import Operation, Terminals
+from antiphon.services import Operation, Terminals, _terminals
 from antiphon.services._terminals import OutputTail, signal_name
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ class Ctx:
 
 class Agent:
     """The calls an agent makes, as one session of it."""
+
+    #: Set whenever any terminal has kept some output; a new one for each test.
+    heard: asyncio.Event
 
     def __init__(self, terminals: Terminals, ctx: Ctx) -> None:
         self.terminals = terminals
@@ -76,7 +79,8 @@ class Agent:
     async def until(self, terminal_id: str, text: str) -> None:
         """Wait until the output contains `text`; the test's own bound ends it otherwise."""
         while text not in (await self.output(terminal_id)).output:
-            await asyncio.sleep(0.005)
+            self.heard.clear()
+            await self.heard.wait()
 
 
 async def error_of(doing: Awaitable[object]) -> tuple[int, str, Any]:
@@ -90,6 +94,26 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path.resolve() / "w"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _output_is_heard_of(  # pyright: ignore[reportUnusedFunction]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The protocol has no word for new output: an agent has to ask. A test need not."""
+    heard = asyncio.Event()
+
+    class HeardTail(OutputTail):
+        def add(self, data: bytes) -> None:
+            super().add(data)
+            heard.set()
+
+        def end(self) -> None:
+            super().end()
+            heard.set()
+
+    monkeypatch.setattr(Agent, "heard", heard, raising=False)
+    monkeypatch.setattr(_terminals, "OutputTail", HeardTail)
 
 
 @pytest.fixture
