@@ -15,6 +15,7 @@ addopts = -p no:cacheprovider
 filterwarnings = error
 markers =
     bound: seconds
+    virtual_time: on a loop whose time jumps
 """
 HEAD = """
 import asyncio, os, subprocess, sys, tempfile, threading, time
@@ -36,6 +37,14 @@ def run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
     [
         pytest.param("async def test_it(): await asyncio.sleep(0)", id="async"),
         pytest.param("def test_it(): pass", id="plain"),
+        pytest.param(
+            """
+            @pytest.mark.virtual_time
+            @pytest.mark.bound(5)
+            async def test_it(): await asyncio.sleep(3600)
+            """,
+            id="virtual time",
+        ),
         pytest.param(
             """
             @pytest.fixture
@@ -131,6 +140,23 @@ def test_a_clean_test_passes(pytester: pytest.Pytester, test: str) -> None:
             async def test_it(): await deep()
             """,
             "*async def deep*",
+        ),
+        (
+            """
+            async def deep(): await asyncio.Event().wait()
+            @pytest.mark.virtual_time
+            async def test_it(): await deep()
+            """,
+            "*nothing is scheduled and nothing is ready*",
+        ),
+        (
+            """
+            @pytest.mark.virtual_time
+            async def test_it():
+                t = asyncio.create_task(asyncio.sleep(3600), name="forgotten")
+                await asyncio.sleep(1)
+            """,
+            "*forgotten*",
         ),
         (
             """
