@@ -12,6 +12,8 @@ from antiphon.testing import RawPeer
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from antiphon import AgentSession
+
 __all__ = ["Played", "cancel", "chunk", "new_session", "prompt", "texts"]
 
 
@@ -21,11 +23,14 @@ class Played(Agent):
     def __init__(self, play: Callable[[Turn], Awaitable[Any]] | None = None) -> None:
         self.play = play
         self.sessions = 0
+        #: The sessions of the last connection, by id.
+        self.sessions_of: dict[str, AgentSession] = {}
         #: The texts of the prompts whose handler began.
         self.begun: list[str] = []
 
     async def new_session(self, params: Any, ctx: Any) -> Any:
         self.sessions += 1
+        self.sessions_of = ctx.peer.sessions
         return v1.NewSessionResponse(session_id=f"s{self.sessions}")
 
     async def prompt(self, turn: Turn) -> Any:

@@ -112,6 +112,7 @@ async def test_each_message_is_handled_with_a_context_of_its_own() -> None:
         assert one.connection is other.connection
         assert all(ctx.peer.offers("terminal") for ctx in seen)
         assert one.session().session_id == sessions[0]
+        assert one.rx_seq + 1 == other.rx_seq
 
 
 # ---------------------------------------------------------------- IC-3: one authority over time
@@ -174,6 +175,42 @@ async def test_the_session_decides_when_it_answers_and_the_answer_keeps_its_plac
 
         said = [text.partition(" ")[0] for text in texts(raw)[2:]]
         assert said == [*map(str, range(50)), "last", "=7"]
+
+
+_held: list[Json] = []
+
+
+def reply_before_the_update(frames: list[Json]) -> list[Json]:
+    """Updates are held back until a response passes."""
+    _held.extend(frame for frame in frames if frame.get("method") == "session/update")
+    others = [frame for frame in frames if frame.get("method") != "session/update"]
+    if not any(frame.get("result") == "answer" for frame in others):
+        return others
+    return [*others, *_held]
+
+
+@pytest.mark.covers("IC-4")
+@controlled(reply_first=on_the_wire(reply_before_the_update))
+async def test_an_answer_that_was_deferred_stands_behind_what_was_sent_before_it() -> None:
+    _held.clear()
+    agent = Serves()
+    async with raw_client(agent) as raw:
+        session_id = await new_session(raw)
+        raw.send(raw.request(7, "_defer", {}))
+        await raw.round_trip()
+        session = agent.sessions_of[session_id]
+        await session.info(title="before")
+        assert agent.replies[0].send("answer")
+        await raw.answer_to(7)
+        await session.info(title="behind")
+        await raw.round_trip()
+
+        order = [
+            frame["result"] if frame.get("id") == 7 else frame["params"]["update"]["title"]
+            for frame in raw.frames
+            if frame.get("id") == 7 or frame.get("method") == "session/update"
+        ]
+        assert order == ["before", "answer", "behind"]
 
 
 @pytest.mark.covers("IC-5")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from antiphon import (
     DEFERRED,
     Agent,
     CapabilityError,
+    Client,
     Limits,
     RemoteProtocolError,
     RequestTimeout,
@@ -50,7 +52,7 @@ from tests.invariants.test_delivery import opened
 from tests.invariants.test_turns import Resumes, serves_all
 
 if TYPE_CHECKING:
-    from antiphon import AgentContext
+    from antiphon import AgentContext, AgentPeer
 
 pytestmark = pytest.mark.virtual_time
 
@@ -512,32 +514,43 @@ async def test_absent_null_and_a_value_are_told_apart_on_the_whole_way() -> None
 # ---------------------------------------------------------------- C-20: garbage
 
 
+GARBAGE: list[Any] = [
+    5,
+    "text",
+    None,
+    True,
+    [],
+    [1, {"method": "x"}],
+    {},
+    {"id": []},
+    {"method": 5},
+    {"id": 1, "method": None},
+    {"id": "unknown", "result": {}},
+    {"id": 4711, "error": {"code": "x"}},
+    {"jsonrpc": 2, "id": 1, "method": "_echo"},
+    {"id": 1.5, "method": "_echo"},
+    {"error": 5},
+    {"method": "session/update", "params": 5},
+    b"{",
+    b"\xff\xfe",
+    b'{"id": 1, "method": "\xed\xa0\x80"}',
+]
+
+
+class Echoes(Client):
+    @extension("_echo")
+    async def echo(self, params: Any, ctx: Any) -> Any:
+        return params
+
+
 @pytest.mark.covers("C-20")
+@pytest.mark.parametrize("side", ["agent", "client"])
 @controlled(stops_at_garbage=changed(Connection, "frames_received", stops_at_garbage))
-async def test_thousands_of_garbage_frames_leave_the_link_alive() -> None:
+async def test_thousands_of_garbage_frames_leave_the_link_alive(side: str) -> None:
     chance = random.Random(20)
-    kinds: list[Any] = [
-        5,
-        "text",
-        None,
-        True,
-        [],
-        [1, {"method": "x"}],
-        {},
-        {"id": []},
-        {"method": 5},
-        {"id": 1, "method": None},
-        {"id": "unknown", "result": {}},
-        {"id": 4711, "error": {"code": "x"}},
-        {"jsonrpc": 2, "id": 1, "method": "_echo"},
-        {"id": 1.5, "method": "_echo"},
-        {"error": 5},
-        b"{",
-        b"\xff\xfe",
-        b'{"id": 1, "method": "\xed\xa0\x80"}',
-    ]
-    async with raw_client(Serves()) as raw:
-        raw.send(*(chance.choice(kinds) for _ in range(5000)))
+    async with raw_client(Serves()) as client, raw_agent(Echoes()) as (_, agent):
+        raw = client if side == "agent" else agent
+        raw.send(*(chance.choice(GARBAGE) for _ in range(5000)))
         assert (await raw.ask("_echo", {"x": 1}))["result"] == {"x": 1}
         assert not raw.lost.is_set()
 
@@ -545,14 +558,14 @@ async def test_thousands_of_garbage_frames_leave_the_link_alive() -> None:
 # ---------------------------------------------------------------- C-21, C-22: gates
 
 
-def truthy(_original: Any, capabilities: Any, gate: str) -> bool:
-    return bool(capabilities["fs"].get("readTextFile", True))
+TAKES_ALL = changed(_peer, "allowed_by", lambda *_: True)
+VALUES: list[Any] = [0, "", "false", [], 1, "yes", None, False, {}, True]
 
 
 @pytest.mark.covers("C-21")
-@controlled(truthy=changed(_peer, "allowed_by", truthy))
-async def test_only_true_opens_a_gate_that_is_a_boolean() -> None:
-    outcomes: dict[str, Any] = {}
+@controlled(takes_all=TAKES_ALL)
+async def test_only_true_opens_a_gate_of_a_client() -> None:
+    outcomes: dict[str, str] = {}
 
     async def play(turn: Turn) -> None:
         try:
@@ -560,8 +573,7 @@ async def test_only_true_opens_a_gate_that_is_a_boolean() -> None:
         except CapabilityError:
             outcomes[turn.text] = "closed"
 
-    values: list[Any] = [0, "", "false", [], 1, "yes", None, False, {}, True]
-    for value in values:
+    for value in VALUES:
         async with raw_client(Played(play), {"fs": {"readTextFile": value}}) as raw:
             session_id = await new_session(raw)
             raw.send(prompt(7, session_id, repr(value)))
@@ -570,8 +582,25 @@ async def test_only_true_opens_a_gate_that_is_a_boolean() -> None:
             await raw.answer_to(7)
             assert len(raw.sent("fs/read_text_file")) == (value is True), value
 
-    assert {name for name, outcome in outcomes.items() if outcome == "open"} == {"True"}
-    assert len(outcomes) == 10
+    assert outcomes == {repr(value): "open" if value is True else "closed" for value in VALUES}
+
+
+@pytest.mark.covers("C-21")
+@controlled(takes_all=TAKES_ALL)
+async def test_only_true_opens_a_gate_of_an_agent() -> None:
+    for value in VALUES:
+        async with raw_agent(capabilities={"loadSession": value}) as (peer, raw):
+            loading = asyncio.ensure_future(load(peer))
+            if value is True:
+                raw.answer(await raw.wait("session/load"), {})
+            with nullcontext() if value is True else pytest.raises(CapabilityError):
+                await loading
+            assert len(raw.sent("session/load")) == (value is True), value
+
+
+async def load(peer: AgentPeer) -> None:
+    async with asyncio.timeout(5):
+        await peer.load_session("old")
 
 
 @pytest.mark.covers("C-22")
