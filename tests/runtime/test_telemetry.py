@@ -15,7 +15,9 @@ from antiphon.runtime import EVENTS, TelemetryEvent
 if TYPE_CHECKING:
     import pytest
 
-SOURCE = Path(__file__).parents[2] / "src" / "antiphon"
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "antiphon"
+PAGE = ROOT / "docs" / "reference" / "telemetry.md"
 
 
 def emitted() -> dict[str, set[str]]:
@@ -79,3 +81,21 @@ async def test_without_a_hook_only_the_log_has_it() -> None:
     async with linked() as link:
         assert not link.connection.observed
         link.connection.emit("late_response", id="7")
+
+
+def test_the_page_has_every_event_with_its_kind_level_and_facts() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+
+    assert {row[0].strip("`"): row[1:4] for row in rows} == {
+        name: [
+            spec.kind,
+            logging.getLevelName(spec.level).lower(),
+            ", ".join(f"`{fact}`" for fact in spec.facts),
+        ]
+        for name, spec in EVENTS.items()
+    }
+    assert len(rows) == len(EVENTS)

@@ -92,6 +92,10 @@ class Budget:
             self.check_budget()
         return True
 
+    def look_soon(self) -> None:
+        """A session that was full is no more: the next look is not put off."""
+        self._looks = 0
+
     @property
     def budget_spent(self) -> bool:
         """Whether nothing more should be read."""

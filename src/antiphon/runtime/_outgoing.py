@@ -182,7 +182,7 @@ class Outgoing:
     def answered(self, event: ResponseEvent) -> None:
         """The peer's answer."""
         error = event.error
-        if isinstance(error, (RemoteProtocolError, LimitExceeded)):
+        if error is not None and isinstance(error, (RemoteProtocolError, LimitExceeded)):
             self._connection.emit(
                 "malformed_response", id=event.call.id.decode(), reason=str(error)[:200]
             )
