@@ -16,7 +16,7 @@ import json
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -78,13 +78,23 @@ def markers(source: str, where: str) -> Iterator[Marker]:
     tree = ast.parse(source)
     carriers = list(_carriers(tree, ""))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.covers":
+        if _marks(node):
             tests = [name for name, parts in carriers if node in parts] or [""]
             for argument in node.args:
                 place = f"{where}:{argument.lineno}"
                 assert isinstance(argument, ast.Constant), f"{place}: ids are written out"
                 for test in tests:
                     yield Marker(str(argument.value), place, where + test)
+
+
+def _marks(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether it is a call of `pytest.mark.covers`."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "covers"
+        and ast.unparse(node.func) == "pytest.mark.covers"
+    )
 
 
 def _carriers(scope: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, set[ast.AST]]]:

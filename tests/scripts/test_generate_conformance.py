@@ -17,15 +17,18 @@ def test_the_page_in_the_documentation_is_of_today() -> None:
 
 
 def test_a_page_that_is_out_of_date_or_missing_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    some = {"R1-1": [Marker("R1-1", "x.py:1", "x.py::test_x")]}
+    monkeypatch.setattr(generate_conformance, "proofs", lambda: some)
     target = tmp_path / "conformance.md"
     assert main(["--check"], target) == 1
     assert "run python scripts/generate_conformance.py" in capsys.readouterr().err
 
     assert main([], target) == 0
     assert main(["--check"], target) == 0
-    target.write_text(target.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    assert "`x.py::test_x`" in target.read_text(encoding="utf-8")
+    some["R1-2"] = [Marker("R1-2", "x.py:9", "x.py::test_x")]
     assert main(["--check"], target) == 1
 
 
