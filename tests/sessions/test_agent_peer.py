@@ -975,6 +975,233 @@ async def test_a_raw_notification_is_sent_as_it_is() -> None:
         assert (await raw.wait("session/cancel"))["params"] == {"sessionId": "any"}
 
 
+# ------------------------------------------------------------------ which answers wait for observers
+
+
+ABOUT_A_SESSION: dict[str, Callable[[AgentPeer, Session], Awaitable[Any]]] = {
+    "session/prompt": lambda peer, session: session.prompt("go"),
+    "session/set_mode": lambda peer, session: session.set_mode("m"),
+    "session/set_config_option": lambda peer, session: session.set_config_option("o", "v"),
+    "session/close": lambda peer, session: session.close(),
+    "session/delete": lambda peer, session: peer.delete_session("s1"),
+    "session/load": lambda peer, session: peer.load_session("s1", cwd="/"),
+    "session/resume": lambda peer, session: peer.resume_session("s1", cwd="/"),
+    "_x/y": lambda peer, session: peer.request_extension("_x/y", named("s1")),
+}
+ABOUT_NONE: dict[str, Callable[[AgentPeer, Session], Awaitable[Any]]] = {
+    "session/list": lambda peer, session: peer.list_sessions(),
+    "session/new": lambda peer, session: peer.new_session(cwd="/"),
+    "session/set_mode": lambda peer, session: peer.sessions["s2"].set_mode("m"),
+    "authenticate": lambda peer, session: peer.authenticate("a"),
+    "_x/y": lambda peer, session: peer.request_extension("_x/y", {"other": 1}),
+    "_x/z": lambda peer, session: peer.request_extension("_x/z"),
+    "_x/s2": lambda peer, session: peer.request_extension("_x/s2", named("s2")),
+    "_x/unknown": lambda peer, session: peer.request_extension("_x/unknown", named("s9")),
+}
+RESULTS: dict[str, Any] = {
+    "session/prompt": {"stopReason": "end_turn"},
+    "session/set_config_option": {"configOptions": []},
+    "session/list": {"sessions": []},
+    "session/new": {"sessionId": "s3"},
+}
+
+
+@pytest.mark.covers("FF-19")
+@pytest.mark.parametrize("method", ABOUT_A_SESSION)
+async def test_an_answer_about_a_session_waits_until_its_observers_have_seen_what_was_before_it(
+    method: str,
+) -> None:
+    gate, seen = asyncio.Event(), list[str]()
+
+    async def observer(update: Update) -> None:
+        await gate.wait()
+        seen.append(update.text)
+
+    async with raw_agent(Client(on_update=observer), EVERYTHING) as (peer, raw):
+        session = await opened(peer, raw)
+        asking = asyncio.ensure_future(ABOUT_A_SESSION[method](peer, session))
+        request = await raw.wait(method)
+        raw.send(
+            raw.update("s1", "before"),
+            result(request, RESULTS.get(method, {})),
+            raw.update("s1", "behind"),
+        )
+        await raw.round_trip()
+        await asyncio.sleep(0.01)
+        assert not asking.done()
+        gate.set()
+        await asyncio.wait_for(asking, 5)
+        assert seen[0] == "before"
+
+
+@pytest.mark.covers("FF-20")
+@pytest.mark.parametrize("method", ABOUT_NONE)
+async def test_an_answer_about_no_session_or_another_waits_for_no_observer(method: str) -> None:
+    gate = asyncio.Event()
+
+    async def observer(update: Update) -> None:
+        if update.session_id == "s1":
+            await gate.wait()
+
+    async with raw_agent(
+        Client(on_update=observer), EVERYTHING, initialized={"authMethods": [AUTH]}
+    ) as (peer, raw):
+        session = await opened(peer, raw)
+        await opened(peer, raw, "s2")
+        raw.send(raw.update("s1", "stuck"))
+        asking = asyncio.ensure_future(ABOUT_NONE[method](peer, session))
+        count = 3 if method == "session/new" else 1
+        request = await raw.wait(method, count)
+        raw.answer(request, RESULTS.get(method, {}))
+        await asyncio.wait_for(asking, 5)
+        gate.set()
+
+
+AUTH = {"id": "a", "name": "A"}
+
+
+# ------------------------------------------------------------------ sessions that came another way
+
+
+async def test_a_session_that_was_made_by_a_raw_request_is_adopted_with_what_came_before() -> None:
+    async with raw_agent(capabilities=EVERYTHING, unstable=True) as (peer, raw):
+        making = asyncio.create_task(peer.request(v1.NewSessionRequest(cwd="/w", mcp_servers=[])))
+        request = await raw.wait("session/new")
+        raw.send(
+            raw.update("raw", "a"),
+            result(request, {"sessionId": "raw"}),
+            raw.update("raw", "b"),
+            raw.update("child", "of a subagent"),
+        )
+        response = await making
+        session = peer.adopt_session(
+            response.session_id, cwd="/w", additional_directories=["/more"]
+        )
+        assert peer.sessions["raw"] is session
+        assert session.roots == ("/w", "/more")
+        assert session.response is None
+        raw.send(raw.update("raw", "c"))
+        updates = session.updates()
+        assert texts([await anext(updates) for _ in range(3)]) == ["a", "b", "c"]
+        child = peer.adopt_session("child", cwd="/w").updates()
+        assert (await anext(child)).text == "of a subagent"
+        running = asyncio.create_task(session.prompt("go"))
+        raw.answer(await raw.wait("session/prompt"), {"stopReason": "end_turn"})
+        assert (await running).stop_reason == "end_turn"
+        with pytest.raises(LocalProtocolError, match="is known"):
+            peer.adopt_session("raw", cwd="/")
+
+
+async def test_adopted_sessions_are_bounded_and_made_absolute() -> None:
+    async with raw_agent(limits=Limits(sessions=1)) as (peer, _):
+        assert Path(peer.adopt_session("a", cwd=".").cwd).is_absolute()
+        with pytest.raises(LimitExceeded):
+            peer.adopt_session("b", cwd=".")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timed out"])
+@pytest.mark.parametrize("closes", [True, False])
+async def test_a_session_that_opens_too_late_is_closed_at_the_agent(
+    how: str, closes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "antiphon.client")
+    capabilities: dict[str, Any] = {"sessionCapabilities": {"close": {}}} if closes else {}
+    async with raw_agent(capabilities=capabilities) as (peer, raw):
+        timeout = 0.05 if how == "timed out" else 60
+        opening = asyncio.create_task(peer.new_session(cwd="/", timeout=timeout))
+        request = await raw.wait("session/new")
+        if how == "cancelled":
+            opening.cancel()
+        with pytest.raises((RequestTimeout, asyncio.CancelledError)):
+            await opening
+        await raw.wait("$/cancel_request")
+        raw.send(raw.update("late", "hello"), result(request, {"sessionId": "late"}))
+        await raw.round_trip()
+        assert peer.sessions == {}
+        if closes:
+            closing = await raw.wait("session/close")
+            assert closing["params"] == {"sessionId": "late"}
+            raw.answer(closing, {})
+            await raw.round_trip()
+        else:
+            assert raw.sent("session/close") == []
+            assert "closes none" in caplog.text
+        # Nothing was kept for it.
+        late = peer.adopt_session("late", cwd="/").updates()
+        raw.send(raw.update("late", "new"))
+        assert (await anext(late)).text == "new"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": {"code": -32800, "message": "Request cancelled"}},
+        {"result": {"sessionId": 5}},
+        {"result": {"sessionId": "s1"}},
+        None,
+    ],
+)
+async def test_a_late_answer_that_opens_nothing_closes_nothing(answer: Any) -> None:
+    capabilities: dict[str, Any] = {"sessionCapabilities": {"close": {}}}
+    async with raw_agent(capabilities=capabilities) as (peer, raw):
+        session = await opened(peer, raw, "s1")
+        opening = asyncio.create_task(peer.new_session(cwd="/"))
+        request = await raw.wait("session/new", 2)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        if answer is not None:  # else the link goes while it is still awaited
+            raw.send({"jsonrpc": "2.0", "id": request["id"], **answer})
+            await raw.round_trip()
+        assert peer.sessions == {"s1": session}
+        assert raw.sent("session/close") == []
+
+
+async def test_a_caller_that_is_cancelled_at_the_moment_of_the_answer_leaves_no_session() -> None:
+    capabilities: dict[str, Any] = {"sessionCapabilities": {"close": {}}}
+    seen = asyncio.Event()
+
+    async def observer(update: Update) -> None:
+        seen.set()
+        await asyncio.Event().wait()
+
+    async with raw_agent(
+        Client(on_update=observer), capabilities, limits=Limits(close_grace=0.05)
+    ) as (peer, raw):
+        opening = asyncio.create_task(peer.new_session(cwd="/"))
+        request = await raw.wait("session/new")
+        # The answer is here, and visible only when the observer has returned: never.
+        raw.send(raw.update("s1", "stuck"), result(request, {"sessionId": "s1"}))
+        await asyncio.wait_for(seen.wait(), 5)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert (await raw.wait("session/close"))["params"] == {"sessionId": "s1"}
+        assert peer.sessions == {}
+
+
+# ------------------------------------------------------------------ what lists say of directories
+
+
+@pytest.mark.covers("R1-66")
+async def test_directories_in_a_list_are_a_report_and_nobody_s_roots() -> None:
+    async with raw_agent(capabilities=EVERYTHING) as (peer, raw):
+        session = await opened(peer, raw)
+        infos: list[v1_unstable.SessionInfo] = []
+        for count, more in ((1, {"additionalDirectories": ["/lent"]}), (2, {})):
+            listing = asyncio.create_task(peer.list_sessions())
+            entry = {"sessionId": "s1", "cwd": "/elsewhere", **more}
+            raw.answer(await raw.wait("session/list", count), {"sessions": [entry]})
+            infos += (await listing).sessions
+        assert [info.additional_directories for info in infos] == [["/lent"], UNSET]
+        assert session.roots == ("/",)  # neither merged nor inferred
+        loading = asyncio.create_task(peer.load_session("s1", cwd="/w"))
+        request = await raw.wait("session/load")
+        assert "additionalDirectories" not in request["params"]
+        raw.answer(request, {})
+        assert (await loading).roots == ("/w",)
+
+
 # ------------------------------------------------------------------ any order of anything
 
 

@@ -403,7 +403,7 @@ async def test_an_agent_may_use_a_client_s_extensions() -> None:
     async with raw_agent(Mine()) as (_, raw):
         answer = await raw.ask("_v/ask", {"_meta": {"k": 1}, "sessionId": "x"})
         assert answer["result"] == {
-            "of": "",
+            "of": "x",
             "params": {"_meta": {"k": 1}, "sessionId": "x"},
             "peer": False,
         }

@@ -43,6 +43,9 @@ class Link:
     def emit(self, name: str, **facts: Any) -> None:
         self.events.append((name, facts))
 
+    def look_soon(self) -> None:
+        pass
+
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()
 

@@ -11,14 +11,18 @@ from antiphon import (
     Agent,
     Client,
     ConnectionClosed,
+    DeliveryGap,
     Limits,
     LocalProtocolError,
     RemoteProtocolError,
     RequestError,
     RequestTimeout,
+    SilenceTimeout,
+    TelemetryEvent,
     Turn,
     TurnInProgress,
     Update,
+    extension,
 )
 from antiphon.schema import v1, v1_unstable
 from tests.sessions.pairs import joined
@@ -936,3 +940,487 @@ async def test_what_follows_a_refused_close_in_the_same_read_is_delivered() -> N
         await closing
 
         assert (await anext(session.updates())).text == "after"
+
+
+# ------------------------------------------------------------------ a prompt is a coroutine as well
+
+
+async def test_a_prompt_can_be_given_to_tasks_and_groups_like_a_coroutine() -> None:
+    async with raw_agent() as (peer, raw):
+        sessions = [await opened(peer, raw, f"s{n}") for n in range(3)]
+        tasks = [asyncio.create_task(sessions[0].prompt("go"))]
+        async with asyncio.TaskGroup() as group:
+            tasks.append(group.create_task(sessions[1].prompt("go")))
+            both = asyncio.gather(tasks[0], sessions[2].prompt("go"))
+            for count in (1, 2, 3):
+                request = await raw.wait("session/prompt", count)
+                session_id = request["params"]["sessionId"]
+                raw.send(raw.update(session_id, session_id), ends(request))
+            outcomes = await both
+        assert [outcome.text for outcome in (*outcomes, tasks[1].result())] == ["s0", "s2", "s1"]
+
+
+async def test_a_task_that_is_cancelled_before_it_begins_sends_no_prompt() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        task = asyncio.create_task(session.prompt("go"))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        turn = session.prompt("never used")
+        turn.close()  # as whoever was given a coroutine and has no use for it
+        await round_trip(peer, raw)
+        assert raw.sent("session/prompt") == []
+        task = asyncio.create_task(session.prompt("go"))
+        request = await raw.wait("session/prompt")
+        task.cancel()
+        await raw.wait("session/cancel")
+        raw.send(ends(request, "cancelled"))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+# ------------------------------------------------------------------ how long a cancelled turn may take
+
+
+@pytest.mark.covers("FF-29")
+@pytest.mark.parametrize("through", ["turn", "session"])
+async def test_a_turn_that_was_cancelled_and_is_not_answered_ends_at_the_back_stop(
+    through: str,
+) -> None:
+    async with raw_agent(limits=Limits(cancel_backstop=0.05)) as (peer, raw):
+        session = await opened(peer, raw)
+        seen: list[str] = []
+        with pytest.raises(RequestTimeout, match="session/prompt"):
+            async with session.prompt("go") as turn:
+                await raw.wait("session/prompt")
+                await (turn if through == "turn" else session).cancel()
+                raw.send(raw.update("s1", "still"))
+                async for update in turn:
+                    seen += [update.text]
+        assert seen == ["still"]
+        assert session.turn is None
+        await raw.wait("$/cancel_request")
+        running = asyncio.ensure_future(_outcome(session))
+        raw.send(ends(await raw.wait("session/prompt", 2)))
+        assert (await running).stop_reason == "end_turn"
+
+
+@pytest.mark.virtual_time
+async def test_the_bound_of_a_cancelled_turn_can_be_chosen_and_only_shortened() -> None:
+    loop = asyncio.get_running_loop()
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        for bounds, lasts in (((100.0, 7.0, 50.0), 7.0), ((2.0, None), 2.0)):
+            begin = loop.time()
+            with pytest.raises(RequestTimeout):
+                async with session.prompt("go") as turn:
+                    for bound in bounds:
+                        await turn.cancel(backstop=bound)
+                    await texts(turn)
+            assert loop.time() - begin == pytest.approx(lasts)
+
+
+@pytest.mark.virtual_time
+async def test_without_a_bound_a_cancelled_turn_waits_until_it_is_left() -> None:
+    loop = asyncio.get_running_loop()
+    async with raw_agent(limits=Limits(cancel_backstop=30.0)) as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go") as turn:
+            await turn.cancel(backstop=None)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(turn), 3600)
+            begin = loop.time()
+        assert loop.time() - begin == pytest.approx(30.0)
+
+
+@pytest.mark.virtual_time
+async def test_cancelling_and_then_leaving_takes_the_back_stop_once() -> None:
+    loop = asyncio.get_running_loop()
+    async with raw_agent(limits=Limits(cancel_backstop=30.0)) as (peer, raw):
+        session = await opened(peer, raw)
+        begin = loop.time()
+        async with session.prompt("go") as turn:
+            await turn.cancel()
+            await asyncio.sleep(20)
+        assert loop.time() - begin == pytest.approx(30.0)
+        assert session.turn is None
+
+
+async def test_an_answer_in_time_ends_the_bound_with_the_turn() -> None:
+    async with raw_agent(limits=Limits(cancel_backstop=0.05)) as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            await turn.cancel()
+            raw.send(ends(request, "cancelled"))
+            assert await texts(turn) == []
+        async with session.prompt("again") as second:
+            request = await raw.wait("session/prompt", 2)
+            await asyncio.sleep(0.1)  # the first turn's bound would have been met by now
+            raw.send(ends(request))
+            assert await texts(second) == []
+        assert second.stop_reason == "end_turn"
+
+
+@pytest.mark.covers("FF-12")
+async def test_a_turn_that_is_left_gets_its_answer_past_a_budget_that_another_session_has_spent() -> (
+    None
+):
+    async with raw_agent(limits=Limits(queue_bytes=10_000)) as (peer, raw):
+        idle, busy = await opened(peer, raw, "idle"), await opened(peer, raw, "busy")
+        async with busy.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            raw.send(*[raw.update("idle", "x" * 100) for _ in range(60)])
+            while not peer.connection.reading_paused:
+                await asyncio.sleep(0)
+            raw.send(raw.update("idle", "one more"), ends(request, "cancelled"))
+        assert turn.stop_reason == "cancelled"
+        idle.updates().close()
+        assert peer.connection.queued_bytes == 0
+
+
+# ------------------------------------------------------------------ silence
+
+
+@pytest.mark.virtual_time
+@pytest.mark.covers("FF-29")
+async def test_an_agent_that_gives_no_sign_of_life_is_given_up() -> None:
+    loop = asyncio.get_running_loop()
+    async with raw_agent(Client()) as (peer, raw):
+        session = await opened(peer, raw)
+        begin = loop.time()
+        seen: list[str] = []
+        with pytest.raises(SilenceTimeout) as silent:
+            async with session.prompt("go", silence=80) as turn:
+                await raw.wait("session/prompt")
+                raw.send(raw.update("s1", "a"))
+                async for update in turn:
+                    seen += [update.text]
+        assert seen == ["a"]
+        assert isinstance(silent.value, RequestTimeout)
+        assert silent.value.seconds == 80
+        assert 80 <= loop.time() - begin <= 90  # an eighth more at most
+        await raw.wait("$/cancel_request")
+        await raw.wait("session/cancel")
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("sign", ["update", "request", "open request", "notification"])
+async def test_an_agent_that_gives_signs_of_life_may_take_its_time(sign: str) -> None:
+    released = asyncio.Event()
+
+    async def decide(params: Any, ctx: Any) -> bool:
+        await released.wait()
+        return True
+
+    class Listening(Client):
+        @extension("_x/beat")
+        async def beat(self, params: Any, ctx: Any) -> None:
+            return None
+
+        @extension("_x/hello", kind="notification")
+        async def hello(self, params: Any, ctx: Any) -> None:
+            return None
+
+    loop = asyncio.get_running_loop()
+    ask: dict[str, Any] = {"sessionId": "s1", "toolCall": {"toolCallId": "t"}, "options": []}
+    async with raw_agent(Listening(permissions=decide)) as (peer, raw):
+        session = await opened(peer, raw)
+        begin = loop.time()
+
+        async def agent() -> None:
+            request = await raw.wait("session/prompt")
+            if sign == "open request":
+                raw.send(raw.request("p", "session/request_permission", ask))
+            for number in range(10):
+                await asyncio.sleep(70)
+                if sign == "update":
+                    raw.send(raw.update("s1", "x"))
+                elif sign == "request":
+                    raw.send(raw.request(number, "_x/beat", {"sessionId": "s1"}))
+                elif sign == "notification":
+                    raw.send(raw.notification("_x/hello", {"sessionId": "s1"}))
+            released.set()
+            raw.send(ends(request))
+
+        playing = asyncio.create_task(agent())
+        async with session.prompt("go", silence=80) as turn:
+            await texts(turn)
+        await playing
+        assert turn.stop_reason == "end_turn"
+        assert loop.time() - begin == pytest.approx(700)
+
+
+@pytest.mark.virtual_time
+async def test_what_other_sessions_do_is_no_sign_of_life() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        await opened(peer, raw, "s2")
+
+        async def other() -> None:
+            while True:
+                await asyncio.sleep(20)
+                raw.send(raw.update("s2", "x"), raw.request("r", "_x/y", {"sessionId": "s2"}))
+
+        talking = asyncio.create_task(other())
+        with pytest.raises(SilenceTimeout):
+            await session.prompt("go", silence=80)
+        talking.cancel()
+
+
+@pytest.mark.virtual_time
+async def test_a_client_that_does_not_listen_takes_nothing_for_silence() -> None:
+    async with raw_agent(limits=Limits(queue_bytes=1000)) as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go", silence=80) as turn:
+            request = await raw.wait("session/prompt")
+            raw.send(*(raw.update("s1", "x" * 100) for _ in range(20)))
+            await asyncio.sleep(10)
+            raw.send(ends(request))
+            await asyncio.sleep(1000)
+            assert peer.connection.reading_paused
+            assert len(await texts(turn)) == 20
+        assert turn.stop_reason == "end_turn"
+
+
+@pytest.mark.virtual_time
+async def test_silence_has_a_default_and_ends_with_the_turn_or_its_cancellation() -> None:
+    loop = asyncio.get_running_loop()
+    async with raw_agent(limits=Limits(silence_timeout=8.0)) as (peer, raw):
+        session = await opened(peer, raw)
+        with pytest.raises(SilenceTimeout):
+            await session.prompt("go")
+        raw.send(ends(await raw.wait("session/prompt"), "cancelled"))
+        begin = loop.time()
+        with pytest.raises(RequestTimeout) as late:
+            async with session.prompt("go") as turn:
+                await turn.cancel(backstop=100)
+                await texts(turn)
+        assert type(late.value) is RequestTimeout
+        assert loop.time() - begin == pytest.approx(100)
+        async with session.prompt("go", silence=None) as turn:
+            request = await raw.wait("session/prompt", 3)
+            await asyncio.sleep(1000)
+            raw.send(ends(request))
+            assert await texts(turn) == []
+        assert session.watch is None
+
+
+# ------------------------------------------------------------------ the view
+
+
+@pytest.mark.covers("R1-93")
+async def test_the_view_of_a_session_follows_its_turns() -> None:
+    async with raw_agent(Client(permissions="allow")) as (peer, raw):
+        session = await opened(peer, raw, modes=MODES)
+        raw.send(raw.update("s1", "welcome"))
+        await round_trip(peer, raw)
+        view = session.view
+        assert session.view is view
+        assert view.mode == "a"
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            call = {"sessionUpdate": "tool_call", "toolCallId": "t1", "title": "Run"}
+            raw.send(raw.update("s1", "I will"), update("s1", call))
+            asked: dict[str, Any] = {"sessionId": "s1", "options": []}
+            asked["toolCall"] = {"toolCallId": "t2", "title": "Asked for"}
+            await raw.ask("session/request_permission", asked)
+            assert [call.title for call in view.tool_calls.values()] == ["Run", "Asked for"]
+            await turn.cancel()
+            assert [call.state for call in view.tool_calls.values()] == ["cancelled"] * 2
+            raw.send(raw.update("s1", "stopped"), ends(request, "cancelled"))
+            await texts(turn)
+        async with session.prompt("again") as turn:
+            request = await raw.wait("session/prompt", 2)
+            call = {"sessionUpdate": "tool_call", "toolCallId": "t3", "title": "Stopped"}
+            raw.send(raw.update("s1", "yes"), update("s1", call), ends(request, "cancelled"))
+            await texts(turn)
+        assert [(message.kind, message.text) for message in view.messages] == [
+            ("agent", "welcome"),
+            ("user", "go"),
+            ("agent", "I will"),
+            ("agent", "stopped"),
+            ("user", "again"),
+            ("agent", "yes"),
+        ]
+        assert view.tool_calls["t3"].state == "cancelled"  # the answer says so
+        assert peer.connection.queued_updates == 0
+
+
+@pytest.mark.covers("R1-93")
+async def test_a_turn_that_times_out_marks_its_tool_calls_in_the_view() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        view = session.view
+        with pytest.raises(RequestTimeout):
+            async with session.prompt("go", timeout=0.05) as turn:
+                await raw.wait("session/prompt")
+                call = {"sessionUpdate": "tool_call", "toolCallId": "t1", "title": "Run"}
+                raw.send(update("s1", call))
+                await texts(turn)
+        assert view.tool_calls["t1"].state == "cancelled"
+        request = await raw.wait("session/prompt")
+        late = {"sessionUpdate": "tool_call", "toolCallId": "t2", "title": "Late"}
+        raw.send(update("s1", late), ends(request, "cancelled"))
+        await round_trip(peer, raw)
+        assert view.tool_calls["t2"].state == "cancelled"
+        another = {"sessionUpdate": "tool_call", "toolCallId": "t3", "title": "Between"}
+        raw.send(update("s1", another))
+        await round_trip(peer, raw)
+        assert view.tool_calls["t3"].state == "pending"
+
+
+async def test_what_is_changed_from_here_shows_in_the_view_in_its_place() -> None:
+    option = {"id": "o", "name": "O", "type": "boolean", "currentValue": False}
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw, modes=MODES, configOptions=[option])
+        view = session.view
+        changing = asyncio.create_task(session.set_mode("b"))
+        request = await raw.wait("session/set_mode")
+        # The agent changes it again in the same breath: what stands last on the wire counts.
+        again = {"sessionUpdate": "current_mode_update", "currentModeId": "a"}
+        raw.send({"jsonrpc": "2.0", "id": request["id"], "result": {}}, update("s1", again))
+        await changing
+        await round_trip(peer, raw)
+        assert view.mode == "a"
+        for answer, value in (
+            ({"configOptions": [{**option, "currentValue": True}]}, True),
+            ({}, False),
+        ):
+            setting = asyncio.create_task(session.set_config_option("o", value))
+            count = len(raw.sent("session/set_config_option")) + 1
+            raw.answer(await raw.wait("session/set_config_option", count), answer)
+            await setting
+            assert view.config_options is not None
+            assert [each.current_value for each in view.config_options] == [value]
+        refused = asyncio.create_task(session.set_mode("zzz"))
+        raw.refuse(await raw.wait("session/set_mode", 2), -32602)
+        with pytest.raises(RequestError):
+            await refused
+        assert view.mode == "a"
+
+
+async def test_a_view_that_is_looked_at_during_a_load_has_the_history_and_the_new_modes() -> None:
+    async with raw_agent(capabilities={"loadSession": True}) as (peer, raw):
+        for count, history in ((1, ["old"]), (2, ["old", "newer"]), (3, [])):
+            async with peer.load_session("s1", cwd="/") as session:
+                view = session.view
+                request = await raw.wait("session/load", count)
+                answer = {"jsonrpc": "2.0", "id": request["id"], "result": {"modes": MODES}}
+                raw.send(*(raw.update("s1", text) for text in history), answer)
+            assert view.mode == "a"
+            # One that replays nothing leaves what is known.
+            assert [m.text for m in view.messages] == ["".join(history) or "oldnewer"]
+        await round_trip(peer, raw)
+        raw.send(raw.update("s1", "live"))
+        await round_trip(peer, raw)
+        assert [m.text for m in view.messages] == ["oldnewer", "live"]
+
+
+async def test_a_view_in_the_middle_of_a_turn_begins_there() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            raw.send(raw.update("s1", "missed"))
+            assert (await anext(turn)).text == "missed"
+            view = session.view
+            raw.send(raw.update("s1", "seen"), ends(request))
+            assert await texts(turn) == ["seen"]
+        assert [m.text for m in view.messages] == ["seen"]
+
+
+# ------------------------------------------------------------------ telemetry
+
+
+async def test_with_a_hook_each_update_of_a_turn_is_told_with_its_place() -> None:
+    events: list[TelemetryEvent] = []
+    async with raw_agent(telemetry=events.append) as (peer, raw):
+        session = await opened(peer, raw)
+        raw.send(raw.update("s1", "of no turn"))
+        await round_trip(peer, raw)
+        for number in (1, 2):
+            async with session.prompt("go") as turn:
+                request = await raw.wait("session/prompt", number)
+                raw.send(raw.update("s1", "a"), raw.update("s1", "b"), ends(request))
+                assert await texts(turn) == ["a", "b"]
+    told = [event.facts for event in events if event.name == "delivery"]
+    assert [(facts["turn"], facts["ordinal"], facts["decision"]) for facts in told] == [
+        (turn, ordinal, "emit") for turn in (1, 2) for ordinal in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("many", ["updates", "bytes"])
+async def test_a_session_that_nobody_iterates_is_reported_once_it_is_full(
+    many: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    events: list[TelemetryEvent] = []
+    small = Limits(session_updates=50) if many == "updates" else Limits(session_bytes=5_000)
+    async with raw_agent(limits=small, telemetry=events.append) as (peer, raw):
+        session = await opened(peer, raw)
+        for _ in range(3):
+            raw.send(*(raw.update("s1", "x") for _ in range(60)))
+            await round_trip(peer, raw)
+        (report,) = [event.facts for event in events if event.name == "session_full"]
+        assert (report["session"], report["updates"]) == ("s1", 60)
+        assert [r.levelname for r in caplog.records if "'s1'" in r.getMessage()] == ["WARNING"]
+        updates = session.updates()
+        for _ in range(180):
+            await anext(updates)
+        emptied = asyncio.ensure_future(anext(updates))
+        await round_trip(peer, raw)
+        raw.send(*(raw.update("s1", "x") for _ in range(60)))
+        await emptied
+        await round_trip(peer, raw)
+        assert len([event for event in events if event.name == "session_full"]) == 2
+
+
+@pytest.mark.parametrize("form", ["iterated", "awaited", "left"])
+async def test_a_turn_that_was_not_given_all_that_arrived_raises_an_alarm(form: str) -> None:
+    events: list[TelemetryEvent] = []
+    async with raw_agent(telemetry=events.append) as (peer, raw):
+        session = await opened(peer, raw)
+
+        async def lose() -> None:
+            """What only a mistake of ours could do."""
+            request = await raw.wait("session/prompt")
+            raw.send(raw.update("s1", "a"), raw.update("s1", "b"))
+            await round_trip(peer, raw)
+            queue = session.inbox.turn
+            assert queue is not None
+            if form != "awaited":
+                lost = queue.items.pop()
+                queue.size -= len(lost.frame)
+                peer.connection.release(len(lost.frame), 1)
+            else:
+                queue.passed += 1  # as if one had been delivered twice
+            raw.send(ends(request))
+            await round_trip(peer, raw)
+
+        losing = asyncio.create_task(lose())
+        with pytest.raises(DeliveryGap) as gap:
+            if form == "awaited":
+                await session.prompt("go")
+            else:
+                async with session.prompt("go") as turn:
+                    await losing
+                    if form == "iterated":
+                        await texts(turn)
+        await losing
+        delivered = 3 if form == "awaited" else 1
+        assert (gap.value.delivered, gap.value.expected) == (delivered, 2)
+        (told,) = [e.facts for e in events if e.facts.get("decision") == "fail"]
+        assert (told["session"], told["turn"], told["expected"]) == ("s1", 1, 2)
+        assert session.turn is None
+
+
+MODES = {
+    "currentModeId": "a",
+    "availableModes": [{"id": "a", "name": "A"}, {"id": "b", "name": "B"}],
+}
+
+
+def update(session_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    params = {"sessionId": session_id, "update": body}
+    return {"jsonrpc": "2.0", "method": "session/update", "params": params}

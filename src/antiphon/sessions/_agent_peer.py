@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from antiphon._calls import AgentCalls
 from antiphon._errors import (
@@ -45,6 +44,7 @@ from antiphon.sessions._methods import (
 )
 from antiphon.sessions._peer import Peer, check_extension
 from antiphon.sessions._session import Once, Session
+from antiphon.sessions._side_router import session_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
@@ -547,20 +547,13 @@ class AgentPeer(Peer, AgentCalls):
         only after the observers of its updates have returned from what came before it (DESIGN §4.2);
         an answer that belongs to no session waits for nobody.
         """
-        session = self._session_named_in(params)
+        session = self.sessions.get(session_of(params))
         if session is None:
             return await super().request_extension(method, params, timeout=timeout)
         check_extension(method)
         call = _MarkedCall(method, self.connection.create_future(), session.inbox)
         self.connection.open_call(call, encode_checked(params), self._timeout(method, timeout))
         return decode(Any, await _settled(call, self.connection.answer_to(call)))
-
-    def _session_named_in(self, params: Any) -> Session | None:
-        if isinstance(params, Mapping):
-            session_id = cast("Mapping[str, Any]", params).get("sessionId")
-        else:
-            session_id = getattr(params, "session_id", None)
-        return self.sessions.get(session_id) if isinstance(session_id, str) else None
 
     def load_session(
         self,

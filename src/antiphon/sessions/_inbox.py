@@ -394,6 +394,7 @@ class Inbox:
                 )
         elif updates <= limits.session_updates // 2 and size <= limits.session_bytes // 2:
             self._mark(queues, full=False)
+            self.connection.look_soon()
         else:
             self._mark(queues, full=True)  # some may be newer than the mark
 

@@ -7,8 +7,9 @@ beyond calling their handlers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from antiphon.runtime import NoticeRoute, RequestRoute, deferrable
 from antiphon.schema import decode_params
@@ -97,6 +98,10 @@ class SideRouter:
 
 
 def session_of(params: Any) -> str:
-    """The id of the session that parameters name, or ""."""
-    session_id = getattr(params, "session_id", "")
+    """The id of the session that parameters name, or ""; an extension's are plain JSON."""
+    session_id: object
+    if isinstance(params, Mapping):
+        session_id = cast("Mapping[str, Any]", params).get("sessionId")
+    else:
+        session_id = getattr(params, "session_id", None)
     return session_id if isinstance(session_id, str) else ""
