@@ -1013,3 +1013,28 @@ def test_the_result_of_a_large_answer_is_not_copied_to_classify_it() -> None:
     # msgspec's raw values point into their message.
     assert isinstance(response.result, msgspec.Raw)
     assert len(response.result) == (1 << 20) + 2
+
+
+@pytest.mark.covers("R1-6")
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b'{"id":4,"method":7}',
+        b'{"id":4}',
+        b'{"id":4,"method":"m","jsonrpc":"1.0"}',
+        b'{"id":4,"method":"m","params":%s}' % (b"[" * 300 + b"]" * 300),
+    ],
+)
+def test_a_frame_that_is_refused_takes_no_answer_from_a_request_with_its_id(frame: bytes) -> None:
+    """That id gets exactly one response, from its handler; without it the refusal names the id."""
+    protocol = Protocol("agent", Limits(), json_depth_exceeds)
+    assert code_and_id(protocol.receive_frame(frame))[1] == 4
+
+    assert protocol.open(b"4", object())
+    event = protocol.receive_frame(frame)
+
+    assert code_and_id(event) == (-32600, None)
+    assert isinstance(event, Refusal)
+    assert event.facts["id"] == "4"
+    assert protocol.result(b"4", b"{}") is not None
+    assert code_and_id(protocol.receive_frame(frame))[1] == 4

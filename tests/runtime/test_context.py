@@ -109,3 +109,58 @@ async def test_what_is_to_follow_a_response_waits_for_it() -> None:
         await link.peer.answer_to(1)
 
         assert order == ["first", "second"]
+
+
+async def test_a_handler_knows_the_position_of_its_frame_among_all_that_came() -> None:
+    """Malformed ones, faults, answers and updates count, and so does what waited for the handshake."""
+    seen: list[tuple[str, int]] = []
+
+    async def handle(_params: Any, context: Context) -> Any:
+        seen.append((context.method, context.rx_seq))
+        await turns(2)
+        return {}
+
+    async with linked(initialized=False, frame_bytes=1000) as link:
+        for method in ("initialize", "x/y"):
+            link.side.serve(method, handle)
+        link.side.hear("x/n", handle)
+        link.side.hear("x/now", at_once=lambda _p, c: seen.append((c.method, c.rx_seq)))
+        link.peer.send(
+            b'{"id":1,"method":"initialize"}',  # 1
+            b'{"id":2,"method":"x/y"}',  # 2, waits
+            b"{",  # 3
+            b'{"id":77,"result":1}',  # 4
+            b'{"t":"%s"}' % (b"x" * 1000),  # 5
+            b'{"method":"x/n"}',  # 6, waits
+        )
+        await link.peer.answer_to(2)
+        link.peer.send(b'{"id":3,"method":"x/y"}')
+        await link.peer.answer_to(3)
+        link.peer.send(b"[]", b'{"method":"x/now"}')
+        await turns()
+
+        assert sorted(seen, key=lambda entry: entry[1]) == [
+            ("initialize", 1),
+            ("x/y", 2),
+            ("x/n", 6),
+            ("x/y", 7),
+            ("x/now", 9),
+        ]
+        assert link.connection.received == 9
+
+
+async def test_updates_count_too() -> None:
+    async with linked("client") as link:
+        seen: list[int] = []
+
+        async def handle(_params: Any, context: Context) -> Any:
+            seen.append(context.rx_seq)
+            return {}
+
+        link.side.serve("x/y", handle)
+        update = b'{"method":"session/update","params":{"sessionId":"s","update":{}}}'
+        link.peer.send(update, update, b'{"id":1,"method":"x/y"}', update)
+        await link.peer.answer_to(1)
+
+        assert seen == [3]
+        assert link.connection.received == 4

@@ -285,6 +285,99 @@ async def test_past_the_limit_of_requests_in_flight_the_answer_is_server_busy() 
         assert link.peer.responses(3)[1]["result"] == {"good": True}
 
 
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("method", ["session/cancel", "$/cancel_request", "session/update", ""])
+async def test_what_is_only_ever_told_is_no_request(side: Side, method: str) -> None:
+    async with linked(side) as link:
+        link.side.hear(method, good)
+        link.peer.ask(1, method, {"sessionId": "s", "requestId": 1})
+
+        assert (await link.peer.answer_to(1))["error"] == {
+            "code": -32601,
+            "message": "Method not found",
+            "data": method,
+        }
+
+
+async def test_a_request_that_is_told_instead_is_not_served() -> None:
+    async with linked(initialized=False) as link:
+        link.side.serve("initialize", good)
+        link.side.serve("good", good)
+        link.peer.tell("initialize", {})
+        await turns()
+        assert not link.side.contexts
+        link.connection.initialized = True
+        link.peer.tell("good", {})
+        link.peer.ask(1, "good")
+
+        await link.peer.answer_to(1)
+        assert len(link.side.contexts) == 1
+
+
+CHECKS: list[tuple[str, bool, dict[str, Any], int]] = [
+    # What is wrong with the request besides, and which code says so: the first that applies.
+    ("x/unknown", False, {"bad": True}, -32600),  # the handshake beats the method
+    ("x/typed", False, {"bad": True}, -32600),  # and the parameters
+    ("initialize", True, {"bad": True}, -32600),  # a second handshake is not even decoded
+    ("x/unknown", True, {"bad": True}, -32601),  # the method beats the parameters
+    ("x/typed", True, {"bad": True}, -32602),
+    ("x/typed", True, {}, 0),
+]
+
+
+@pytest.mark.parametrize(("method", "initialized", "params", "code"), CHECKS)
+async def test_of_all_that_is_wrong_the_first_is_told(
+    method: str, initialized: bool, params: dict[str, Any], code: int
+) -> None:
+    def typed(params: Any) -> Any:
+        if b"bad" in bytes(params):
+            msg = "Expected `str` - at `$.bad`"
+            raise ValueError(msg)
+        return {}
+
+    async with linked(initialized=initialized) as link:
+        for known in ("x/typed", "initialize"):
+            link.side.serve(known, good, decode=typed)
+        link.peer.ask(1, method, params)
+
+        assert (await link.peer.answer_to(1)).get("error", {"code": 0})["code"] == code
+
+
+async def test_a_busy_side_says_so_before_it_looks_at_the_method_and_a_free_one_again_after() -> (
+    None
+):
+    gate = Gate()
+    async with linked(inbound_requests=1) as link:
+        link.side.serve("x/wait", gate)
+        link.peer.ask(1, "x/wait")
+        link.peer.ask(2, "x/unknown")
+        busy = (await link.peer.answer_to(2))["error"]
+        link.peer.ask(2, "x/unknown")  # a refused id is free at once
+        assert (await link.peer.answer_to(2))["error"] == busy
+        gate.open()
+        await link.peer.answer_to(1)
+        link.peer.ask(3, "x/unknown")
+
+        assert busy["code"] == -32603
+        assert (await link.peer.answer_to(3))["error"]["code"] == -32601
+
+
+async def test_a_frame_that_is_none_answers_no_request_that_runs_with_its_id() -> None:
+    gate = Gate()
+    async with linked() as link:
+        link.side.serve("x/wait", gate)
+        link.peer.ask(1, "x/wait")
+        link.peer.send(b'{"id":1,"method":7}', b'{"id":1}')
+        link.peer.ask(2, "x/unknown")
+        await link.peer.answer_to(2)
+        assert link.peer.responses(1) == []
+        assert len(link.peer.responses(None)) == 2
+
+        gate.open()
+
+        assert (await link.peer.answer_to(1))["result"] == {}
+
+
 # --- the handshake -------------------------------------------------------------------------------
 
 
