@@ -46,6 +46,17 @@ def test_every_requirement_is_covered_or_says_why_not() -> None:
     assert not [name for name in listed() if name not in covered() and name not in reasons()]
 
 
+def test_what_proves_a_requirement_is_a_test_that_runs_without_other_programs() -> None:
+    found = [marker for each in proofs().values() for marker in each]
+
+    assert not {
+        m.test for m in found if not m.test.rpartition("::")[2].startswith(("test_", "Test"))
+    }
+    # `make interop` needs programs that are fetched first: what it proves, others prove as well.
+    alone = {m.name for m in found} - {m.name for m in found if not m.test.startswith("interop/")}
+    assert not alone
+
+
 def test_no_requirement_is_covered_and_excused() -> None:
     assert not {name: covered()[name] for name in reasons() if name in covered()}
 

@@ -577,6 +577,37 @@ async def test_what_follows_a_response_is_sent_behind_it() -> None:
         ]
 
 
+@pytest.mark.covers("R1-89")
+async def test_commands_are_announced_for_a_session_and_come_as_text_of_a_prompt() -> None:
+    asked: list[list[v1.ContentBlock]] = []
+
+    class Commands(Echo):
+        async def new_session(self, params: Any, ctx: AgentContext) -> v1.NewSessionResponse:
+            response = await super().new_session(params, ctx)
+            command = v1.AvailableCommand(name="plan", description="Plan it")
+            ctx.after_response(lambda: ctx.session(response.session_id).commands([command]))
+            return response
+
+        async def prompt(self, turn: Turn) -> None:
+            asked.append(turn.blocks)
+
+    async with raw_client(Commands()) as raw:
+        session_id = await opened(raw)
+        told = (await raw.wait("session/update"))["params"]
+        assert told["sessionId"] == session_id
+        assert [c["name"] for c in told["update"]["availableCommands"]] == ["plan"]
+        link = {"type": "resource_link", "name": "notes", "uri": "file:///notes"}
+        blocks = [{"type": "text", "text": "/plan the garden"}, link]
+        await raw.ask("session/prompt", {"sessionId": session_id, "prompt": blocks})
+
+    assert asked == [
+        [
+            v1.TextContent(text="/plan the garden"),
+            v1.ResourceLink(name="notes", uri="file:///notes"),
+        ]
+    ]
+
+
 async def test_what_follows_a_response_stands_behind_it_whatever_else_is_written() -> None:
     """Two turns stream, many sessions are opened, and the client is slow to take any of it."""
     streaming = asyncio.Event()

@@ -568,6 +568,37 @@ async def test_a_form_that_the_client_cancels_by_itself_is_its_error() -> None:
         assert [error.code for error in errors] == [-32800]
 
 
+@pytest.mark.covers("R1-134")
+async def test_a_form_may_be_filled_in_declined_cancelled_or_fail() -> None:
+    outcomes: list[Any] = []
+
+    async def act(turn: Turn) -> None:
+        for _ in range(4):
+            try:
+                outcomes.append(await turn.elicit("Name?", v1.ElicitationSchema(properties={})))
+            except RequestError as error:
+                outcomes.append(error.code)
+
+    async with prompted(act, {"elicitation": {"form": {}}}) as session:
+        raw = session.raw
+        answers: list[Any] = [
+            {"action": "accept", "content": {"name": "x"}},
+            {"action": "decline"},
+            {"action": "cancel"},
+        ]
+        for number, answer in enumerate(answers, 1):
+            raw.answer(await raw.wait("elicitation/create", number), answer)
+        raw.refuse(await raw.wait("elicitation/create", 4), -32603)
+        assert await session.reason() == "end_turn"
+
+    assert outcomes == [
+        v1.ElicitationAcceptAction(content={"name": "x"}),
+        v1.ElicitationDeclineAction(),
+        v1.ElicitationCancelAction(),
+        -32603,
+    ]
+
+
 # ------------------------------------------------------------------ cancellation
 
 
