@@ -34,6 +34,7 @@ from antiphon import (
     RemoteProtocolError,
     RequestError,
     RequestTimeout,
+    SilenceTimeout,
     StartError,
     Turn,
     TurnInProgress,
@@ -100,6 +101,9 @@ class Script(Agent):
                     interrupt()
                 await turn.wait_cancelled()
                 self.cancelled.set()
+            case "deaf":
+                with suppress(asyncio.CancelledError):
+                    await asyncio.get_running_loop().create_future()
             case "ctrl-c-twice":
                 interrupt()
                 await turn.wait_cancelled()
@@ -288,6 +292,25 @@ def test_a_turn_can_be_cancelled_and_iterated_to_its_end() -> None:
             turn.cancel()
     turn_after = turn.stop_reason
     assert turn_after == "cancelled"
+
+
+def test_a_cancelled_turn_that_is_not_answered_ends_at_its_bound() -> None:
+    with connected() as (_, session):
+        with pytest.raises(RequestTimeout), session.prompt("deaf") as turn:
+            turn.cancel(backstop=None)
+            session.cancel(backstop=0.05)
+            list(turn)
+        assert turn.ended
+
+
+def test_an_agent_that_gives_no_sign_of_life_is_given_up() -> None:
+    with connected() as (_, session):
+        with pytest.raises(SilenceTimeout) as silent:
+            session.prompt("wait", silence=0.1).run()
+        assert silent.value.seconds == 0.1
+    limits = Limits(silence_timeout=0.1)
+    with connected(limits=limits) as (_, session), pytest.raises(SilenceTimeout):
+        session.prompt("wait").run()
 
 
 # ---------------------------------------------------------------------- errors
@@ -693,6 +716,30 @@ def test_updates_are_an_independent_view() -> None:
         gc.collect()
         session.prompt("say c").run()
         assert subscribers == []
+
+
+def test_a_session_has_a_view_of_what_it_adds_up_to() -> None:
+    with connected() as (agent, session):
+        view = session.view
+        assert session.view is view
+        session.prompt("say a b").run()
+        session.set_mode("fast")
+        assert [(m.kind, m.text) for m in view.messages] == [("user", "say a b"), ("agent", "ab")]
+        assert view.mode == "fast"
+        loaded = agent.load_session("loaded", cwd="/")
+        assert [m.text for m in loaded.view.messages] == ["oldolder"]
+    assert session.view is view  # also when the agent is gone
+
+
+def test_a_session_that_came_another_way_is_adopted() -> None:
+    with connected() as (agent, _):
+        answer = agent.request(v1.NewSessionRequest(cwd="/", mcp_servers=[]))
+        session = agent.adopt_session(answer.session_id, cwd="/", additional_directories=["/b"])
+        assert session.roots == ("/", "/b")
+        assert session.response is None
+        assert session.prompt("say a").run().text == "a"
+        with pytest.raises(LocalProtocolError):
+            agent.adopt_session(answer.session_id, cwd="/")
 
 
 def test_an_observer_runs_on_the_background_thread_and_cannot_wait_for_it() -> None:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from antiphon._client import Decision
     from antiphon.core import Limits
     from antiphon.schema import v1, v1_unstable
-    from antiphon.sessions import Extensions, Observer, PromptOutcome
+    from antiphon.sessions import Extensions, Observer, PromptOutcome, SessionView
     from antiphon.transports import Environment, Transport
 
     Prompt: TypeAlias = str | v1.ContentBlock | Sequence[str | v1.ContentBlock]
@@ -305,6 +305,27 @@ class AgentPeer:
             timeout=timeout,
         )
         return Session(self, self._resident, self._resident.call(_opened(opening)))
+
+    def adopt_session(
+        self, session_id: str, *, cwd: str | Path, additional_directories: Sequence[str | Path] = ()
+    ) -> Session:
+        """A `Session` for an id that came another way, without asking the agent.
+
+        For a raw `session/new`, an unstable `session/fork`, or a subagent's child session. Updates
+        that arrived for it come first. Arguments as for `new_session`.
+
+        Raises:
+            LocalProtocolError: the session is known here.
+            LimitExceeded: there are `Limits.sessions` already.
+        """
+        adopt = partial(
+            self._peer.adopt_session,
+            session_id,
+            cwd=cwd,
+            additional_directories=additional_directories,
+        )
+        session = self._resident.call(_on_loop(adopt), asking=False)
+        return Session(self, self._resident, session)
 
     def list_sessions(
         self, *, cwd: str | Path | None = None, cursor: str | None = None
@@ -569,11 +590,10 @@ class Session:
         v1_unstable.NewSessionResponse
         | v1_unstable.LoadSessionResponse
         | v1_unstable.ResumeSessionResponse
+        | None
     ):
-        """The answer to `session/new`, `session/load` or `session/resume`."""
-        response = self._session.response
-        assert response is not None
-        return response
+        """The answer to `session/new`, `session/load` or `session/resume`; None if it was adopted."""
+        return self._session.response
 
     @property
     def modes(self) -> v1_unstable.SessionModeState | None:
@@ -590,6 +610,7 @@ class Session:
         content: Prompt,
         *,
         timeout: float | None = None,
+        silence: float | None | UnsetType = UNSET,
         meta: dict[str, Any] | None = None,
     ) -> PromptTurn:
         """A prompt, not sent yet: `run()` it for the whole outcome, or iterate over it in `with`.
@@ -597,19 +618,35 @@ class Session:
         Args:
             content: text, a content block, or several of either.
             timeout: seconds for the whole turn, None for no bound; then `RequestTimeout`.
+            silence: seconds in which the agent may give no sign of life; then `SilenceTimeout`. UNSET:
+                `Limits.silence_timeout`; None: no bound.
             meta: `_meta` of the request.
         """
-        return PromptTurn(
-            self, self._resident, self._session.prompt(content, timeout=timeout, meta=meta)
-        )
+        turn = self._session.prompt(content, timeout=timeout, silence=silence, meta=meta)
+        return PromptTurn(self, self._resident, turn)
 
-    def cancel(self) -> None:
+    def cancel(self, *, backstop: float | None | UnsetType = UNSET) -> None:
         """Send `session/cancel` if a turn is open; it ends soon, with "cancelled".
 
         For another thread than the one that waits for the turn; that one may use Ctrl-C, or leave
-        the turn's block. Permission requests of the turn are answered cancelled.
+        the turn's block. Permission requests of the turn are answered cancelled. An agent that has
+        not answered after `backstop` seconds (UNSET: `Limits.cancel_backstop`, None: no bound) is
+        given up, and the turn ends with `RequestTimeout`.
         """
-        self._resident.call(self._session.cancel(), asking=False)
+        self._resident.call(self._session.cancel(backstop=backstop), asking=False)
+
+    @property
+    def view(self) -> SessionView:
+        """What a user sees of this session now, kept up to date from the first access on.
+
+        It is folded on the background thread, so copy a list or dictionary of it before a loop over
+        it. The first access also takes what has arrived outside a turn and was taken by nobody: look
+        at it right after `new_session` or `load_session`, to have everything.
+        """
+        view = self._session.inbox.view
+        if view is not None:
+            return view
+        return self._resident.call(_on_loop(lambda: self._session.view), asking=False)
 
     def updates(self) -> Updates:
         """Every update of this session from here on, in order, turns included.
@@ -738,9 +775,13 @@ class PromptTurn(Iterator[Update]):
         """Tokens of the turn where the agent reports them."""
         return self._turn.usage
 
-    def cancel(self) -> None:
-        """Ask the agent to stop; go on iterating, the turn ends by itself. A no-op once it ended."""
-        self._resident.call(self._turn.cancel(), asking=False)
+    def cancel(self, *, backstop: float | None | UnsetType = UNSET) -> None:
+        """Ask the agent to stop; go on iterating, the turn ends by itself. A no-op once it ended.
+
+        An agent that has not answered after `backstop` seconds (UNSET: `Limits.cancel_backstop`,
+        None: no bound) is given up: the iteration raises `RequestTimeout`.
+        """
+        self._resident.call(self._turn.cancel(backstop=backstop), asking=False)
 
 
 class Updates(Iterator[Update]):

@@ -509,7 +509,7 @@ class Session:
         cwd: its absolute working directory.
         additional_directories: further absolute roots, as sent.
         response: the answer to `session/new`, `session/load` or `session/resume`; None while a load
-            or resume is still under way.
+            or resume is still under way, and of a session that was adopted.
         turn: the open turn, if there is one.
     """
 
