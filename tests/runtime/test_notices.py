@@ -221,9 +221,11 @@ async def test_a_handler_that_is_slow_is_waited_for() -> None:
         loop = asyncio.get_running_loop()
         for number, gate in enumerate(gates):
             loop.call_later(2 * (number + 1), gate.open)
-        for number in range(12):
+        for number in range(10):
             link.peer.send(*notices(number))
             await turns(2)
+        for number in (10, 11):  # while the queue is full, and longer than the time allowed
+            loop.call_later(number / 2, link.peer.send, *notices(number))
 
         await asyncio.sleep(2 * 12 + 1)
 

@@ -184,8 +184,14 @@ async def test_a_peer_that_does_not_read_is_refused_what_it_asks() -> None:
         link.peer.ask(2, "good")
         assert (await link.peer.answer_to(2))["result"] == {"good": True}
         assert not link.connection.closed
+        link.peer.transport.pause_reading()
+        for _ in range(4):  # it is told of again, once
+            link.connection.notify("x/y", BIG)
+            await turns(1)
+        link.peer.transport.resume_reading()
+        await turns()
         told = [event.facts for event in events if event.name == "peer_not_reading"]
-        assert [(facts["limit"], facts["closed"]) for facts in told] == [(250_000, False)]
+        assert [(facts["limit"], facts["closed"]) for facts in told] == [(250_000, False)] * 2
         assert told[0]["unsent_bytes"] > 300_000
         assert [event.facts["id"] for event in events if event.name == "inbound_shed"] == ["1"]
 
