@@ -180,6 +180,7 @@ def test_calls_that_are_open_at_the_end_are_cancelled(monkeypatch: pytest.Monkey
     assert guest.log == ["came", "left", "cancelled"]
 
 
+@pytest.mark.covers("Inv-9")
 def test_the_thread_cannot_wait_for_itself() -> None:
     async def call() -> None:
         for wait in (resident.close, lambda: resident.call(guest.thread())):
