@@ -17,9 +17,10 @@ import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import pytest
@@ -39,6 +40,8 @@ LIMITS = Limits(startup_timeout=0.5, request_timeout=0.5, cancel_backstop=0.2)
 TURN = 0.5
 #: A busy machine may take its time to start an interpreter or two.
 SLACK = 3.0
+#: The command has an interpreter and a display of its own to start, and several run at a time.
+COMMAND_SLACK = 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,7 @@ def silent(says: str = "", *, seconds: float = 1.0) -> Fate:
         seconds=seconds,
         code=5,
         words=says or "no answer to initialize within",
-        timeout=1.0,
+        timeout=3.0,
     )
 
 
@@ -151,7 +154,7 @@ FATES: dict[str, Fate] = {
         seconds=1.5,
         code=3,
         words="closed its output",
-        timeout=2.0,
+        timeout=4.0,
     ),
     "closes_input": Fate(
         ends="ConnectionClosed",
@@ -160,7 +163,7 @@ FATES: dict[str, Fate] = {
         seconds=1.5,
         code=3,
         words="closed its input",
-        timeout=2.0,
+        timeout=4.0,
     ),
     # Does not end its turn.
     "deaf_to_cancel": Fate(
@@ -170,7 +173,7 @@ FATES: dict[str, Fate] = {
         seconds=1.5,
         code=5,
         words="did not end within",
-        timeout=1.0,
+        timeout=3.0,
     ),
     "stops_reading": Fate(
         ends="RequestTimeout",
@@ -179,7 +182,7 @@ FATES: dict[str, Fate] = {
         seconds=2.0,
         code=5,
         words="did not end within",
-        timeout=1.0,
+        timeout=3.0,
         prompt="x" * (1 << 20),
     ),
     "stopped": Fate(
@@ -189,11 +192,11 @@ FATES: dict[str, Fate] = {
         seconds=2.0,
         code=5,
         words="did not end within",
-        timeout=1.0,
+        timeout=3.0,
     ),
     # Ends its turn, and not itself.
     "slow_to_leave": Fate(seconds=1.5, whole_ladder=True),
-    "ignores_term": Fate(seconds=5.0, whole_ladder=True, timeout=1.5),
+    "ignores_term": Fate(seconds=5.0, whole_ladder=True, timeout=3.0),
     "tool_ignores_term": Fate(seconds=2.0),
     "daemonizes": Fate(escapes=1),
     "zombies": Fate(),
@@ -328,18 +331,23 @@ def test_nothing_is_left_of_an_agent_whose_client_is_killed(
     marked.end_escaped(0)
 
 
-@pytest.mark.covers("FF-08", "FF-35", "FF-36", "FF-37", "FF-39")
-@pytest.mark.parametrize("agent", FATES)
-def test_the_command_says_what_became_of_an_agent(
-    agent: str, marked: Marked, tmp_path: Path
-) -> None:
-    fate = FATES[agent]
-    options = [] if fate.timeout is None else ["--timeout", f"{fate.timeout:g}"]
+class Ran(NamedTuple):
+    """What came of `antiphon prompt` with one agent."""
 
+    code: int
+    out: str
+    err: str
+    seconds: float
+    left: list[str]
+
+
+def run(agent: str, folder: Path) -> Ran:
+    fate, marked = FATES[agent], Marked()
+    options = [] if fate.timeout is None else ["--timeout", f"{fate.timeout:g}"]
     started = time.monotonic()
     done = subprocess.run(
         [
-            *(*COMMAND, "prompt", *options, "--cwd", str(tmp_path)),
+            *(*COMMAND, "prompt", *options, "--cwd", str(folder)),
             *("--agent", shlex.join(command(agent)), "-"),
         ],
         env=marked.env,
@@ -349,16 +357,35 @@ def test_the_command_says_what_became_of_an_agent(
         timeout=BOUND,
     )
     seconds = time.monotonic() - started
+    left = marked.left()
+    commands = [shlex.join(process.cmdline()) for process in left]
+    for process in left:
+        process.send_signal(signal.SIGKILL)
+    return Ran(done.returncode, done.stdout, done.stderr, seconds, commands)
 
-    marked.end_escaped(fate.escapes)
-    assert done.returncode == fate.code, done.stderr
-    assert fate.words.lower() in done.stderr.lower()
-    assert "Traceback" not in done.stderr
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Ran]]:
+    """The command with every agent, several at a time: most of them do nothing but wait."""
+    folder = tmp_path_factory.mktemp("session")
+    with ThreadPoolExecutor(3) as pool:
+        return {agent: pool.submit(run, agent, folder) for agent in FATES}
+
+
+@pytest.mark.covers("FF-08", "FF-35", "FF-36", "FF-37", "FF-39")
+@pytest.mark.parametrize("agent", FATES)
+def test_the_command_says_what_became_of_an_agent(agent: str, runs: dict[str, Future[Ran]]) -> None:
+    fate, ran = FATES[agent], runs[agent].result()
+
+    assert ran.code == fate.code, ran.err
+    assert fate.words.lower() in ran.err.lower()
+    assert "Traceback" not in ran.err
     if agent == "closes_input":  # it goes on until the link is lost
-        assert done.stdout.startswith(fate.heard[0])
+        assert ran.out.startswith(fate.heard[0])
     else:
-        assert done.stdout.rstrip("\n") == "".join(fate.heard)
-    assert seconds < max(fate.seconds, fate.timeout or 0) + SLACK
+        assert ran.out.rstrip("\n") == "".join(fate.heard)
+    assert ran.seconds < max(fate.seconds, fate.timeout or 0) + COMMAND_SLACK
+    assert len(ran.left) == fate.escapes, ran.left
 
 
 @pytest.mark.covers("FF-35")
