@@ -15,6 +15,7 @@ from antiphon import (
     ConnectionClosed,
     LimitExceeded,
     Limits,
+    LocalProtocolError,
     ResourceNotFound,
     Turn,
     TurnOver,
@@ -271,6 +272,41 @@ async def test_a_lost_client_cannot_be_told_anything() -> None:
     with pytest.raises(ConnectionClosed):
         await session.info(title="late")
     session.fire(Event.CANCEL)  # harmless
+
+
+@pytest.mark.parametrize("how", ["session/close", "session/delete", "a load that fails"])
+async def test_a_session_that_is_no_more_cannot_be_told_about(how: str) -> None:
+    """Its id may be another session's by then."""
+    kept: list[AgentSession] = []
+
+    class Closing(Keeping):
+        async def close_session(self, params: Any, ctx: Any) -> None:
+            await ctx.session().info(title="about to close")
+
+        delete_session = close_session
+
+        async def load_session(self, params: Any, ctx: Any) -> Any:
+            kept.append(ctx.session())
+            raise ResourceNotFound
+
+    agent = Closing()
+    async with raw_client(agent) as raw:
+        session = await opened(agent, raw)
+        if how == "a load that fails":
+            params = {**NEW, "sessionId": "s"}
+            assert "error" in await raw.ask("session/load", {**params, "additionalDirectories": []})
+            (session,) = kept
+        else:
+            assert "result" in await raw.ask(how, {"sessionId": session.session_id})
+            assert [update["title"] for update in told(raw)] == ["about to close"]
+        raw.frames.clear()
+        for telling in (session.info(title="late"), session.commands([])):
+            with pytest.raises(LocalProtocolError, match="was closed"):
+                await telling
+        with pytest.raises(TurnOver):
+            await session.update(v1.Plan(entries=[]))
+        await raw.round_trip()
+        assert told(raw) == []
 
 
 async def test_an_update_over_the_frame_limit_is_refused_whole() -> None:

@@ -71,13 +71,13 @@ def test_every_event_is_defined_in_every_state() -> None:
 def test_every_effect_is_of_use_and_every_state_is_reached_and_left() -> None:
     assert {effect for _, _, step in entries() for effect in step.effects} == set(Effect)
     moves = {(state, step.next) for _, state, step in entries() if step.next not in (None, state)}
-    assert {state for state, _ in moves} == set(State)
+    assert {state for state, _ in moves} == set(State) - {State.GONE}
     assert {state for _, state in moves} == set(State)
 
 
 def test_a_refusal_changes_nothing() -> None:
     for event, state, step in entries():
-        if REFUSALS & {*step.effects} or Effect.REFUSE_OVER in step.effects:
+        if (REFUSALS | {Effect.REFUSE_OVER, Effect.REFUSE_GONE}) & {*step.effects}:
             assert step == Step(None, step.effects[:1]), (event, state)
 
 
@@ -209,6 +209,7 @@ class World:
         self.prompts: list[Prompt] = []
         self.setup: str | None = None
         self.closing = False
+        self.gone = False
 
     @property
     def open(self) -> Prompt | None:
@@ -326,7 +327,8 @@ class World:
         assert self.fire(Event.USE, prompt) == {expected}
 
     def act_session_tells(self) -> None:
-        assert Effect.ALLOW in self.fire(Event.SESSION_UPDATE)
+        expected = Effect.REFUSE_GONE if self.gone else Effect.ALLOW
+        assert self.fire(Event.SESSION_UPDATE) == {expected}
         allowed = self.open is not None or self.setup == "load"
         effects = self.fire(Event.TURN_UPDATE)
         assert effects == {Effect.ALLOW if allowed else Effect.REFUSE_OVER}
@@ -358,10 +360,14 @@ class World:
     def act_resume(self) -> None:
         self.act_load(Event.RESUME)
 
-    def act_loaded(self) -> None:
+    def act_loaded(self, *, fails: bool = False) -> None:
         if self.setup is not None:
             self.setup = None
+            self.forget(fails)
             self.fire(Event.LOADED)
+
+    def act_load_fails(self) -> None:
+        self.act_loaded(fails=True)
 
     def act_close(self) -> None:
         busy = self.setup is not None or self.closing
@@ -370,10 +376,19 @@ class World:
         assert bool(REFUSALS & self.fire(Event.CLOSE)) == busy
         self.closing |= not busy
 
-    def act_closed(self) -> None:
+    def act_closed(self, *, succeeds: bool = False) -> None:
         if self.closing:
             self.closing = False
+            self.forget(succeeds and self.open is None)
             self.fire(Event.CLOSED)
+
+    def act_close_succeeds(self) -> None:
+        self.act_closed(succeeds=True)
+
+    def forget(self, really: bool) -> None:
+        if really:
+            self.gone = True
+            self.fire(Event.FORGOTTEN)
 
     # -- the end
 
@@ -388,6 +403,9 @@ class World:
             self.act_drain(prompt)
         self.act_closed()
         assert [len(prompt.replies) for prompt in self.prompts] == [1] * len(self.prompts)
+        if self.gone:
+            self.act_session_tells()
+            return
         assert self.states.state is State.IDLE
         self.act_prompt()
         assert self.open is not None
@@ -423,7 +441,11 @@ TO_SESSIONS: list[Callable[[World], None]] = [
     World.act_loaded,
     World.act_close,
     World.act_closed,
+    World.act_load_fails,
+    World.act_close_succeeds,
 ]
+#: What happens without a message that names the session: all that can if it is gone.
+UNNAMED = (World.act_session_tells, World.act_lost, World.act_input_ended)
 
 #: (what, to which prompt counted from the newest)
 Script = list[tuple[int, int]]
@@ -433,7 +455,9 @@ def play(script: Script) -> None:
     world = World()
     for what, which in script:
         if what < len(TO_SESSIONS):
-            TO_SESSIONS[what](world)
+            act = TO_SESSIONS[what]
+            if not world.gone or act in UNNAMED:
+                act(world)
         elif which < len(world.prompts):
             TO_TURNS[what - len(TO_SESSIONS)](world, world.prompts[-1 - which])
     world.settle()
@@ -443,7 +467,7 @@ ACTS = st.integers(0, len(TO_SESSIONS) + len(TO_TURNS) - 1)
 
 
 @pytest.mark.covers("R1-6", "R1-95", "R1-96", "FF-24", "FF-25", "FF-28", "FF-29")
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(ACTS, st.integers(0, 2)), max_size=40))
 def test_in_any_order_of_events_each_prompt_has_one_reply_and_the_right_one(script: Script) -> None:
     """One reply each, no update after it, cancelled beats all, nothing reaches another turn."""
@@ -457,6 +481,9 @@ def reachable() -> list[tuple[Event, State]]:
         for event, state, step in entries()
         if step != Step(None, ())
         and (state is State.IDLE or state in WITH_A_TURN or event not in OF_A_TURN - FROM_SESSIONS)
+        # A session that is gone is found by no message, and forgotten only by those that were.
+        and (state is not State.GONE or event in (Event.SESSION_UPDATE, Event.TURN_UPDATE))
+        and (event, state) != (Event.FORGOTTEN, State.IDLE)
     ]
 
 
@@ -469,4 +496,4 @@ def test_the_orders_of_events_would_show_any_entry_to_be_missing(
     chance = random.Random(f"{event}{state}")
     with pytest.raises(AssertionError):
         for _ in range(20_000):
-            play([(chance.randrange(24), chance.randrange(3)) for _ in range(14)])
+            play([(chance.randrange(26), chance.randrange(3)) for _ in range(14)])

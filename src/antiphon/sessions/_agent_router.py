@@ -239,7 +239,7 @@ class AgentRouter(SideRouter):
             except BaseException:
                 session.cwd, session.additional_directories = before
                 if known is None:
-                    peer.sessions.pop(session_id, None)
+                    peer.forget_session(session)
                 raise
             finally:
                 session.fire(Event.LOADED)
@@ -294,7 +294,7 @@ class AgentRouter(SideRouter):
                     # Bounded by the back-stop; the prompt is answered first (R1-58).
                     await session.turn.wait_over()
                 response = await route.invoke(params, context)
-                peer.sessions.pop(params.session_id, None)
+                peer.forget_session(session)
             finally:
                 session.fire(Event.CLOSED)
             return response

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from antiphon._errors import InvalidRequest, TurnOver
+from antiphon._errors import InvalidRequest, LocalProtocolError, TurnOver
 from antiphon.schema import UNSET, UnknownUpdate, UnsetType, encode_checked, v1, v1_unstable
 from antiphon.sessions._methods import tag_of
 from antiphon.sessions._turn import Head, Turn, check_offer
@@ -58,8 +58,8 @@ _REFUSALS = {
 class AgentSession:
     """One session at the agent, on one connection.
 
-    Its updates about the session itself may be sent at any time after the reply that made it known;
-    what a turn does is sent through `Turn`.
+    Its updates about the session itself may be sent at any time after the reply that made it known,
+    until it is closed; what a turn does is sent through `Turn`.
 
     Attributes:
         session_id: its id.
@@ -110,6 +110,7 @@ class AgentSession:
         Raises:
             TurnOver: it tells what a turn does (message, thought, tool, plan), and no turn is open
                 and no history is replayed.
+            LocalProtocolError: the session was closed.
             CapabilityError: the client did not ask for its kind (R1-36..R1-39).
         """
         told_by_turn = _kind(update) in _TURN_UPDATES
@@ -208,6 +209,7 @@ class AgentSession:
         Raises:
             InvalidRequest: it is a request that comes at the wrong moment.
             TurnOver: it is a verb, and the turn is over.
+            LocalProtocolError: it is about a session that was closed.
         """
         concerned = self.states.turn if turn is None else turn
         effects = self.states.fire(event, turn)
@@ -216,6 +218,9 @@ class AgentSession:
                 raise InvalidRequest({"sessionId": self.session_id}, _REFUSALS[effect])
             if effect is Effect.REFUSE_OVER:
                 raise TurnOver(self.session_id)
+            if effect is Effect.REFUSE_GONE:
+                msg = f"session {self.session_id!r} was closed"
+                raise LocalProtocolError(msg)
             act = _ACTS.get(effect)
             if act is not None and concerned is not None:
                 act(concerned)

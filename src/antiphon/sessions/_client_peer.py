@@ -23,6 +23,7 @@ from antiphon.sessions._methods import (
 )
 from antiphon.sessions._peer import Peer
 from antiphon.sessions._turn import check_offer
+from antiphon.sessions._turn_states import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,6 +139,11 @@ class ClientPeer(Peer, ClientCalls):
         self.check_room()
         session = self.sessions[session_id] = AgentSession(self, session_id, cwd, more)
         return session
+
+    def forget_session(self, session: AgentSession) -> None:
+        """A session was closed, or could not be loaded: nothing finds it any more."""
+        self.sessions.pop(session.session_id, None)
+        session.fire(Event.FORGOTTEN)
 
     def allowed_options(
         self, options: list[v1_unstable.SessionConfigOption]

@@ -39,6 +39,8 @@ class State(Enum):
     RESUMING = auto()
     #: `session/close` or `session/delete` is handled, and no turn is open any more.
     CLOSING = auto()
+    #: It was closed, or could not be loaded: no message finds it, nothing can be told about it.
+    GONE = auto()
 
 
 class Event(Enum):
@@ -56,6 +58,8 @@ class Event(Enum):
     #: `session/close` or `session/delete` begins, and has ended somehow.
     CLOSE = auto()
     CLOSED = auto()
+    #: The connection forgets the session: it is closed, or its load has failed.
+    FORGOTTEN = auto()
     #: `session/set_mode` or `session/set_config_option`.
     SET_MODE = auto()
     #: An update about the session: commands, mode, options, info, usage, notices.
@@ -123,6 +127,8 @@ class Effect(Enum):
     DENY = auto()
     #: `TurnOver` is raised.
     REFUSE_OVER = auto()
+    #: `LocalProtocolError` is raised: there is no such session any more.
+    REFUSE_GONE = auto()
     #: -32600, each with its own words.
     REFUSE_IN_FLIGHT = auto()
     REFUSE_LOADING = auto()
@@ -157,12 +163,15 @@ def _row(
     loading: Step | None = None,
     resuming: Step | None = None,
     closing: Step | None = None,
+    gone: Step | None = None,
 ) -> dict[State, Step]:
     """One event in every state.
 
     Where nothing else is said, a turn that starts is as one that runs, a session that ends as one that
-    cancels, and one that is loaded, resumed or closed as one that is idle.
+    cancels, one that is loaded, resumed or closed as one that is idle, and one that is gone as one that
+    is closed.
     """
+    closing = idle if closing is None else closing
     return {
         State.IDLE: idle,
         State.STARTING: prompting if starting is None else starting,
@@ -171,7 +180,8 @@ def _row(
         State.ENDING: cancelling if ending is None else ending,
         State.LOADING: idle if loading is None else loading,
         State.RESUMING: idle if resuming is None else resuming,
-        State.CLOSING: idle if closing is None else closing,
+        State.CLOSING: closing,
+        State.GONE: closing if gone is None else gone,
     }
 
 
@@ -237,7 +247,9 @@ TABLE: Final[dict[Event, dict[State, Step]]] = {
         resuming=_IS_OVER,
         closing=_IS_OVER,
     ),
-    Event.SESSION_UPDATE: _row(idle=_ALLOWED, prompting=_ALLOWED, cancelling=_ALLOWED),
+    Event.SESSION_UPDATE: _row(
+        idle=_ALLOWED, prompting=_ALLOWED, cancelling=_ALLOWED, gone=_stay(Effect.REFUSE_GONE)
+    ),
     Event.ASK: _row(idle=_stay(Effect.DENY), prompting=_ALLOWED, cancelling=_stay(Effect.DENY)),
     Event.USE: _row(idle=_IS_OVER, prompting=_ALLOWED, cancelling=_ALLOWED),
     Event.SUBTASK: _row(idle=_IS_OVER, prompting=_ALLOWED, cancelling=_IS_OVER),
@@ -270,7 +282,9 @@ TABLE: Final[dict[Event, dict[State, Step]]] = {
         closing=_IS_CLOSING,
     ),
     # Whether it succeeded or not; one that gave up waiting leaves the turn to its own end.
-    Event.CLOSED: _row(ending=_to(State.CANCELLING), closing=_to(State.IDLE)),
+    Event.CLOSED: _row(ending=_to(State.CANCELLING), closing=_to(State.IDLE), gone=_NOTHING),
+    # While a turn is open a session is not forgotten.
+    Event.FORGOTTEN: _row(idle=_to(State.GONE), gone=_NOTHING),
 }
 
 
