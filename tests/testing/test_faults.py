@@ -302,6 +302,52 @@ async def test_what_arrives_before_the_start_or_in_a_pause_is_held() -> None:
 
 
 @pytest.mark.virtual_time
+async def test_a_pause_holds_what_is_about_to_be_delivered_too() -> None:
+    ends = await started(Faults(delay=1.0))
+    ends.here.send(b"a")
+    asyncio.get_running_loop().call_later(1.0, ends.far.pause_reading)  # set before the arrival is
+    await settled()
+    assert ends.there.raw_frames == []
+    ends.far.resume_reading()
+    await settled()
+    assert ends.there.raw_frames == [b"a"]
+
+
+@pytest.mark.virtual_time
+async def test_what_is_sent_too_late_goes_nowhere_and_waits_for_nothing() -> None:
+    for way in ("end_output", "aclose", "aclose of the peer"):
+        ends = await started()
+        if way == "end_output":
+            ends.near.end_output()
+        elif way == "aclose":
+            await ends.near.aclose()
+        else:
+            await ends.far.aclose()
+        ends.here.send(b"too late")
+        assert ends.near.unsent == 0, way
+        await settled()
+        ends.here.send(b"much too late")
+        assert ends.near.unsent == 0, way
+        await settled()
+        assert ends.there.raw_frames == [], way
+        await ends.near.aclose()
+        await ends.far.aclose()
+
+
+@pytest.mark.virtual_time
+async def test_a_direction_ends_only_once() -> None:
+    ends = await started(Faults(end_at=2))
+    ends.here.send(b"abc")
+    await ends.there.until(ends.there.ended.is_set)
+    ends.near.end_output()
+    await settled()
+    await ends.near.aclose()
+    await ends.there.closed()
+    await ends.there.aclose()  # and no law was broken
+    await ends.here.aclose()
+
+
+@pytest.mark.virtual_time
 async def test_a_peer_that_does_not_read_is_felt() -> None:
     ends = await started(Faults(chunks=1000))
     ends.far.pause_reading()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import NoReturn
 
 import pytest
@@ -115,6 +116,8 @@ async def test_a_handshake_that_fails_is_what_the_caller_sees() -> None:
         async def initialize(self, params: object, ctx: object) -> NoReturn:
             raise RequestError(-32000, "not today")
 
+    gc.collect()  # what failed behind the scenes is on nobody's hands
+
     with pytest.raises(AssertionError, match=r"refused initialize.*not today"):
         async with raw_client(Refuses()):
             pytest.fail("no hands were shaken")
@@ -152,6 +155,31 @@ async def test_both_our_sides_can_be_joined() -> None:
         session = await agent.new_session(cwd="/w")
         assert (await session.prompt("hi")).text == "hi"
     assert [direction for direction, _ in wire] == ["out", "in", "out", "in", "out", "in", "in"]
+
+
+@pytest.mark.virtual_time
+async def test_an_agent_has_ended_when_its_block_is_left() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    class Slow(Agent):
+        async def prompt(self, turn: Turn) -> None:
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(1)
+                ended.set()
+
+    async def ask(agent: AgentPeer) -> None:
+        session = await agent.new_session(cwd="/")
+        await session.prompt("go")
+
+    async with joined(Slow()) as agent:
+        asking = asyncio.create_task(ask(agent))
+        await begun.wait()
+    assert ended.is_set()
+    with pytest.raises(ConnectionClosed):
+        await asking
 
 
 @pytest.mark.virtual_time

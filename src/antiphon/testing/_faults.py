@@ -163,9 +163,8 @@ class ByteTransport:
         self._output_over = False
         self._travelling = 0  # bytes sent and not delivered
         self._told_to_pause = False
-        self._last_arrival = 0.0
         # What we receive.
-        self._arriving: deque[tuple[float, bytes | _End]] = deque()
+        self._arriving: deque[tuple[float, bytes | _End]] = deque()  # and when, at the earliest
         self._arrival: asyncio.Handle | None = None
         self._paused = False
         self._peer_gone = False
@@ -264,10 +263,10 @@ class ByteTransport:
         self._room -= len(chunk)
         if not self._room:
             self._room = next(self._sizes)
-        when = self._arrives(number)
         if number in self._faults.drop:
             self._delivered(len(chunk))
             return
+        when = self._arrival_of(number)
         if number in self._faults.duplicate:
             self._travelling += len(chunk)
             self._peer._arriving.append((when, chunk))
@@ -280,15 +279,14 @@ class ByteTransport:
         self._delivered(len(self._unsent))
         self._unsent.clear()
         self._peer._peer_gone |= end != "ended"
-        self._peer._arriving.append((self._last_arrival, end))
+        self._peer._arriving.append((0.0, end))
         self._peer._schedule()
 
-    def _arrives(self, number: int) -> float:
+    def _arrival_of(self, number: int) -> float:
+        """When a chunk arrives that leaves now, unless it has to wait behind another."""
         delay = self._faults.delay
         now = 0.0 if self._peer._loop is None else self._peer._loop.time()
-        after = delay(number) if callable(delay) else delay
-        self._last_arrival = max(self._last_arrival, now + after)
-        return self._last_arrival
+        return now + (delay(number) if callable(delay) else delay)
 
     def _delivered(self, size: int) -> None:
         self._travelling -= size
