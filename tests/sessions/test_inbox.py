@@ -436,6 +436,50 @@ async def test_a_view_folds_what_nobody_has_taken_and_then_what_comes() -> None:
     assert [message.text for message in view.messages] == ["early later"]
 
 
+@pytest.mark.parametrize("consumer", ["observer", "subscription", "replay"])
+async def test_a_view_has_what_others_took_before_it_was_looked_at(consumer: str) -> None:
+    link, inbox = made()
+    put(inbox, "a")
+    inbox.label = "replay"
+    put(inbox, "b")
+    subscription: Subscription | None = None
+    if consumer == "observer":
+        inbox.observe(lambda update: None)
+    else:
+        subscription = inbox.subscribe(replay=consumer == "replay")
+    put(inbox, "c")
+    inbox.turn = UpdateQueue(cast("Any", link))
+    put(inbox, "of a turn that it has missed")
+    inbox.turn.discard()
+    inbox.turn = None
+    put(inbox, "d")
+    inbox.load_ended()
+    if consumer == "subscription" and subscription is not None:
+        assert [(await anext(subscription)).text for _ in range(3)] == ["a", "b", "c"]
+    view = SessionView()
+    inbox.fold(view)
+    put(inbox, "e")
+    assert "".join(m.text for m in view.messages).replace("a", "") == "bcde"
+    assert sum(m.text.count("a") for m in view.messages) == 1
+    if subscription is not None:
+        subscription.close()
+    await ended(link, inbox)
+    assert link.queued_updates == 0
+
+
+@pytest.mark.parametrize(("count", "size"), [(65, 1), (2, 70_000)])
+async def test_little_is_kept_for_a_view_that_may_never_be_looked_at(count: int, size: int) -> None:
+    link, inbox = made()
+    inbox.observe(lambda update: None)
+    for _ in range(count):
+        put(inbox, "x" * size)
+    view = SessionView()
+    inbox.fold(view)
+    put(inbox, "new")
+    assert [m.text for m in view.messages] == ["new"]
+    await ended(link, inbox)
+
+
 async def test_a_view_that_fails_costs_nobody_an_update(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(SessionView):
         def apply(self, update: Any) -> None:

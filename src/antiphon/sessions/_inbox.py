@@ -36,6 +36,10 @@ __all__ = ["Inbox", "Observer", "Sink", "Subscription", "TracedQueue", "UpdateQu
 
 log = logging.getLogger("antiphon.session")
 
+#: Of what others have taken before the view is looked at, so much is kept for it in each session.
+_EARLY_UPDATES = 64
+_EARLY_BYTES = 1 << 16
+
 Observer = Callable[[Update], Awaitable[None] | None]
 
 #: The inboxes whose observer the running task is, or was started by: it must not wait for itself.
@@ -265,6 +269,8 @@ class Inbox:
 
     __slots__ = (
         "_awaiting",
+        "_early",
+        "_early_bytes",
         "_full",
         "_let_go_turn",
         "_observed",
@@ -306,6 +312,10 @@ class Inbox:
         self._settling: list[tuple[int, asyncio.Future[None]]] = []
         # Sessions whose observers ours (or their children) wait for now.
         self._awaiting: list[Inbox] = []
+        # What came outside of turns and was taken before anybody asked for the view: the agent's
+        # commands, mode and title are announced once. None when that was too much.
+        self._early: list[Update] | None = []
+        self._early_bytes = 0
         #: The folded state, once somebody has asked for it.
         self.view: SessionView | None = None
         #: Told whether anybody takes what comes now, while that matters to a load.
@@ -325,11 +335,22 @@ class Inbox:
             turn.put(update, size)
         elif not self._subscribers and not self._observers:
             self.backlog.put(update, size)
+        elif self._early is not None:
+            self._keep_early(update, size)
         if self._subscribers:
             for queue in self._subscribers:
                 queue.put(update, size)
         if self._observed is not None:
             self._observed.put(update, size)
+
+    def _keep_early(self, update: Update, size: int) -> None:
+        """Another has this update; the view may want it as well."""
+        if self._early is None:
+            return
+        self._early.append(update)
+        self._early_bytes += size
+        if len(self._early) > _EARLY_UPDATES or self._early_bytes > _EARLY_BYTES:
+            self._early = None
 
     def end(self) -> None:
         """The connection is gone: let consumers come to the end of what they have."""
@@ -435,6 +456,9 @@ class Inbox:
             while (update := others.take()) is not None:
                 chosen = queue if update.label == "replay" else self.backlog
                 chosen.put(update, len(update.frame))
+        for update in queue.items:
+            self._keep_early(update, len(update.frame))
+        if replay:
             if self.label != "replay":
                 queue.retired, queue.until = True, self.received
                 return Subscription(self, queue)
@@ -461,6 +485,9 @@ class Inbox:
         """Fold what comes into `view`, and what waited for the first consumer before it."""
         self.view = view
         feed = _Folding(self.connection, view)
+        early, self._early = self._early or (), None
+        for update in early:
+            feed.put(update, 0)
         while (update := self.backlog.take()) is not None:
             feed.put(update, 0)
         self._subscribers.append(feed)
@@ -495,6 +522,7 @@ class Inbox:
             self._seen = self.received
             # What waited for the first consumer is for it.
             while (update := self.backlog.take()) is not None:
+                self._keep_early(update, len(update.frame))
                 queue.put(update, len(update.frame))
                 self._seen -= 1
             self.connection.create_task(self._show(queue), delivery=True)

@@ -619,9 +619,10 @@ class Session:
         """What a user sees of this session now, kept up to date from the first access on.
 
         Folding is done as updates arrive, so the view may be ahead of an iterator. It begins with
-        what has arrived outside a turn and was taken by nobody: look at it right after `new_session`,
-        or inside `async with agent.load_session(…)`, to have everything. From then on it is the
-        consumer of what arrives outside turns.
+        what has arrived outside a turn: all that nobody took, and a little (64 updates, 64 KiB) of
+        what others took. Look at it right after `new_session`, or inside
+        `async with agent.load_session(…)`, to have everything. From then on it is a consumer of what
+        arrives outside turns.
         """
         inbox = self.inbox
         if inbox.view is None:
