@@ -1,7 +1,7 @@
-"""What the command lends the agent: the library's own services, watched.
+"""What the command lends the agent: the library's own terminals, watched.
 
-Confinement, limits and processes are `antiphon.services`' work. Added here is only what a display and
-a silence limit need to know: that the agent is at work, and what its commands print.
+Confinement, limits and processes are `antiphon.services`' work. Added here is only what a display needs
+to know: what the agent's commands print.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from antiphon.schema import v1_unstable as v1
-from antiphon.services import Files, Terminals
+from antiphon.services import Terminals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from antiphon.services import Guard, ServiceContext
 
-__all__ = ["LentFiles", "LentTerminals"]
+__all__ = ["LentTerminals"]
 
 #: Between two looks at what a running command has printed.
 LOOK_EVERY = 0.2
@@ -26,82 +26,40 @@ LOOK_EVERY = 0.2
 SHOWN_CHARS = 64 * 1024
 
 
-class LentFiles(Files):
-    """`Files` that reports each call."""
-
-    def __init__(self, root: str, *, guard: Guard, heard: Callable[[], None]) -> None:
-        super().__init__(root, guard=guard)
-        self._heard = heard
-
-    async def read_text_file(
-        self, params: v1.ReadTextFileRequest, ctx: ServiceContext
-    ) -> v1.ReadTextFileResponse:
-        self._heard()
-        return await super().read_text_file(params, ctx)
-
-    async def write_text_file(
-        self, params: v1.WriteTextFileRequest, ctx: ServiceContext
-    ) -> v1.WriteTextFileResponse:
-        self._heard()
-        return await super().write_text_file(params, ctx)
-
-
 class LentTerminals(Terminals):
-    """`Terminals` that reports each call, and shows what the commands print as they print it."""
+    """`Terminals` that shows what the commands print as they print it."""
 
     def __init__(
         self,
         root: str,
         *,
         guard: Guard,
-        heard: Callable[[], None],
         show: Callable[[str, str], None],
     ) -> None:
         super().__init__(root, guard=guard)
-        self._heard = heard
         self._show = show
         self._shown: dict[str, str] = {}
         self._lookers: dict[str, asyncio.Task[None]] = {}
-        self._waits = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether the agent is waiting for one of our commands."""
-        return self._waits > 0
 
     async def create_terminal(
         self, params: v1.CreateTerminalRequest, ctx: ServiceContext
     ) -> v1.CreateTerminalResponse:
-        self._heard()
         created = await super().create_terminal(params, ctx)
         terminal_id = created.terminal_id
         self._shown[terminal_id] = ""
         self._lookers[terminal_id] = asyncio.create_task(self._look(terminal_id, ctx))
         return created
 
-    async def terminal_output(
-        self, params: v1.TerminalOutputRequest, ctx: ServiceContext
-    ) -> v1.TerminalOutputResponse:
-        self._heard()
-        return await super().terminal_output(params, ctx)
-
     async def wait_for_terminal_exit(
         self, params: v1.WaitForTerminalExitRequest, ctx: ServiceContext
     ) -> v1.WaitForTerminalExitResponse:
-        self._heard()
-        self._waits += 1
-        try:
-            status = await super().wait_for_terminal_exit(params, ctx)
-        finally:
-            self._waits -= 1
-            self._heard()
+        status = await super().wait_for_terminal_exit(params, ctx)
         await self._glance(params.terminal_id, ctx)
         return status
 
     async def release_terminal(
         self, params: v1.ReleaseTerminalRequest, ctx: ServiceContext
     ) -> v1.ReleaseTerminalResponse:
-        self._heard()
         looker = self._lookers.pop(params.terminal_id, None)
         if looker is not None:
             looker.cancel()

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from antiphon import Capabilities, Client, Limits, spawn
-from antiphon._errors import AntiphonError, AuthRequired
+from antiphon._errors import AntiphonError, AuthRequired, SilenceTimeout
 from antiphon.cli._outcome import TIMEOUT, Failure, Outcome, explain
 from antiphon.cli._output import readable, tell, update_line
-from antiphon.cli._services import LentFiles, LentTerminals
+from antiphon.cli._services import LentTerminals
 from antiphon.schema import v1_unstable as v1
+from antiphon.services import Files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -86,12 +87,10 @@ class Run:
         self._main: asyncio.Task[None] | None = None
         self._agent: AgentPeer | None = None
         self._session: Session | None = None
-        self._terminals: LentTerminals | None = None
         self._turn_is_open = False
         self._why: Failure | None = None
         self._failed: AntiphonError | None = None
         self._interrupts = 0
-        self._heard = 0.0
         self._asides: set[asyncio.Task[None]] = set()
 
     def play(self) -> Outcome:
@@ -107,7 +106,6 @@ class Run:
 
     async def _play(self) -> None:
         loop = asyncio.get_running_loop()
-        self._heard = loop.time()
         self._output.on_lost = self._output_lost
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # Who started us may have meant them to be ignored (nohup, a script's background job).
@@ -131,11 +129,9 @@ class Run:
             last_resort = threading.Timer(left + LAST_RESORT, self._abandon)
             last_resort.daemon = True
             last_resort.start()
-        watch = asyncio.create_task(self._watch_silence())
         try:
             yield
         finally:
-            watch.cancel()
             for timer in timers:
                 timer.cancel()
             if last_resort is not None:
@@ -178,8 +174,7 @@ class Run:
             return
         self._why = why
         if self._session is not None and self._turn_is_open:
-            self._aside(self._session.cancel())
-            asyncio.get_running_loop().call_later(grace, self._main.cancel)
+            self._aside(self._session.cancel(backstop=grace))
         else:
             self._main.cancel()
 
@@ -220,21 +215,6 @@ class Run:
         why = Failure(kind="interrupted", message="Standard output takes no more.")
         self._stop(why, CANCEL_GRACE)
 
-    async def _watch_silence(self) -> None:
-        limit = self._job.silence
-        if limit is None:
-            return
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(max(self._heard + limit - loop.time(), 0.01))
-            if self._decider.pending or (self._terminals is not None and self._terminals.busy):
-                # A person is thinking, or a command of ours is running: that is no silence.
-                self._heard = loop.time()
-            elif loop.time() - self._heard >= limit:
-                message = f"The agent said nothing for {limit:g} s."
-                self._stop(self._with_stderr(Failure(kind="timeout", message=message)), 5.0)
-                return
-
     def _abandon(self) -> None:
         # In a thread of its own: the event loop itself hangs, most likely in a write that nobody
         # reads, so this is all that can still be done. What runs at exit kills every process.
@@ -254,12 +234,9 @@ class Run:
     async def _start_and_prompt(self) -> None:
         job, outcome = self._job, self.outcome
         guard = self._decider.guard
-        terminals = self._terminals = LentTerminals(
-            job.cwd, guard=guard, heard=self._hear, show=self._view.display.output
-        )
         client = _Lender(
-            files=LentFiles(job.cwd, guard=guard, heard=self._hear),
-            terminals=terminals,
+            files=Files(job.cwd, guard=guard),
+            terminals=LentTerminals(job.cwd, guard=guard, show=self._view.display.output),
             permissions=self._decider.permission,
             on_update=self._update,
         )
@@ -292,7 +269,7 @@ class Run:
         job, outcome = self._job, self.outcome
         self._session = session = await agent.new_session(cwd=job.cwd)
         outcome.session_id = session.session_id
-        async with session.prompt(job.text) as turn:
+        async with session.prompt(job.text, silence=job.silence) as turn:
             self._turn_is_open = True
             async for _ in turn:
                 # `_update` has seen it; iterating only keeps the turn's queue empty.
@@ -300,11 +277,7 @@ class Run:
         self._turn_is_open = False
         outcome.stop_reason = str(turn.stop_reason)
 
-    def _hear(self) -> None:
-        self._heard = asyncio.get_running_loop().time()
-
     def _update(self, update: Update) -> None:
-        self._hear()
         self.outcome.updates += 1
         if update.kind == "agent_message_chunk":
             self.outcome.text.append(update.text)
@@ -319,6 +292,9 @@ class Run:
 
     def _explain(self, error: BaseException) -> Failure | None:
         failure = explain(error)
+        if isinstance(error, SilenceTimeout):
+            message = f"The agent said nothing for {error.seconds:g} s."
+            failure = Failure(kind="timeout", message=message)
         if isinstance(error, AuthRequired) and failure is not None and self._agent is not None:
             ways = _ways_to_log_in(self._agent, self._job.argv)
             failure = msgspec.structs.replace(failure, message=f"{failure.message}\n{ways}")
