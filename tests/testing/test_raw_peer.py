@@ -60,6 +60,13 @@ async def test_what_it_is_told_to_send_goes_out_as_it_is_and_in_one_go() -> None
         assert there.batches == [there.raw_frames]  # one turn of the loop, one delivery
 
 
+def test_params_that_are_not_given_are_absent_and_those_that_are_null_are_null() -> None:
+    assert RawPeer.request(1, "m") == {"jsonrpc": "2.0", "id": 1, "method": "m"}
+    assert RawPeer.request(1, "m", None) == {**RawPeer.request(1, "m"), "params": None}
+    assert RawPeer.notification("m") == {"jsonrpc": "2.0", "method": "m"}
+    assert RawPeer.notification("m", []) == {**RawPeer.notification("m"), "params": []}
+
+
 @pytest.mark.virtual_time
 async def test_it_waits_for_the_frame_it_was_asked_for() -> None:
     async with two() as (raw, there):

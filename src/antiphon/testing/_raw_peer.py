@@ -265,14 +265,16 @@ class RawPeer(Recorder):
         self.send({"jsonrpc": "2.0", "id": request["id"], "error": error})
 
     @staticmethod
-    def request(id_: Any, method: str, params: Any = None) -> Message:
-        """Make a request, to be sent."""
-        return {"jsonrpc": "2.0", "id": id_, "method": method, "params": params}
+    def request(id_: Any, method: str, params: Any = UNSET) -> Message:
+        """Make a request, to be sent; without `params` it has none."""
+        request = {"jsonrpc": "2.0", "id": id_, "method": method}
+        return request if params is UNSET else {**request, "params": params}
 
     @staticmethod
-    def notification(method: str, params: Any = None) -> Message:
-        """Make a notification, to be sent."""
-        return {"jsonrpc": "2.0", "method": method, "params": params}
+    def notification(method: str, params: Any = UNSET) -> Message:
+        """Make a notification, to be sent; without `params` it has none."""
+        notification = {"jsonrpc": "2.0", "method": method}
+        return notification if params is UNSET else {**notification, "params": params}
 
     @classmethod
     def update(cls, session_id: str, text: str) -> Message:
@@ -312,7 +314,7 @@ class RawPeer(Recorder):
         what = f"a response to id {id_!r}"
         return await self._find(lambda frame: _answers(frame, id_), 1, what)
 
-    async def ask(self, method: str, params: Any = None, id_: Any = None) -> Message:
+    async def ask(self, method: str, params: Any = UNSET, id_: Any = None) -> Message:
         """Send a request, with an id that was not used yet, and wait for its response."""
         __tracebackhide__ = True
         if id_ is None:
