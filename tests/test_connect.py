@@ -473,6 +473,34 @@ async def test_signing_in_is_part_of_connecting_where_it_is_asked_for() -> None:
     assert agent.signed == ["key"]
 
 
+@pytest.mark.covers("FF-34")
+@pytest.mark.parametrize("method", [None, "key"])
+async def test_nothing_is_repeated_and_nobody_signs_in_unasked(method: str | None) -> None:
+    """However often the agent wants a sign-in: one at most, right after the handshake, if asked for."""
+    async with raw_pair() as (ours, raw):
+        connecting = asyncio.ensure_future(run(connect(ours, authenticate=method)))
+        methods = {"authMethods": [{"id": "key", "name": "Key"}]}
+        raw.answer(await raw.wait("initialize"), {"protocolVersion": 1, **methods})
+        if method is not None:
+            raw.answer(await raw.wait("authenticate"), {})
+        async with await connecting as peer:
+            for number in (1, 2):
+                opening = asyncio.create_task(peer.new_session(cwd="/"))
+                raw.refuse(await raw.wait("session/new", number), -32000, "sign in")
+                with pytest.raises(AuthRequired, match="sign in"):
+                    await opening
+            opening = asyncio.create_task(peer.new_session(cwd="/"))
+            raw.answer(await raw.wait("session/new", 3), {"sessionId": "s"})
+            prompting = asyncio.create_task((await opening).prompt("go"))
+            raw.refuse(await raw.wait("session/prompt"), -32000, "sign in")
+            with pytest.raises(AuthRequired, match="sign in"):
+                await prompting
+            await raw.round_trip()
+        counts = {name: len(raw.sent(name)) for name in ("authenticate", "session/prompt")}
+        assert counts == {"authenticate": int(method is not None), "session/prompt": 1}
+        assert len(raw.sent("session/new")) == 3
+
+
 async def test_a_terminal_login_is_not_part_of_connecting() -> None:
     methods = [{"type": "terminal", "id": "t", "name": "T"}]
     async with raw_pair() as (ours, raw):

@@ -1621,6 +1621,42 @@ async def test_what_a_cancelled_turn_has_used_is_told_all_the_same() -> None:
         }
 
 
+async def test_a_client_that_goes_right_behind_its_prompt_leaves_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agent = Echo()
+    async with raw_client(agent) as raw:
+        session_id = await opened(raw)
+        raw.send(
+            prompt(raw, "p", session_id, "wait"),
+            cancel(raw, session_id),
+            prompt(raw, "q", session_id, "wait"),
+        )
+        await raw.transport.aclose()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_without_a_back_stop_s_time_a_cancelled_turn_ends_at_once() -> None:
+    ended: list[str] = []
+
+    class Slow(Echo):
+        async def prompt(self, turn: Turn) -> None:
+            self.waiting.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("cancelled" if turn.cancelled and turn.over else "not told")
+
+    agent = Slow()
+    async with raw_client(agent, limits=Limits(cancel_backstop=0)) as raw:
+        session_id = await opened(raw)
+        raw.send(prompt(raw, "p", session_id))
+        await asyncio.wait_for(agent.waiting.wait(), 5)
+        raw.send(cancel(raw, session_id))
+        assert (await raw.answer_to("p"))["result"] == {"stopReason": "cancelled"}
+    assert ended == ["cancelled"]
+
+
 @pytest.mark.covers("R1-94", "FF-29")
 @pytest.mark.parametrize("ends", ["in time", "at the back-stop"])
 @pytest.mark.parametrize(
