@@ -99,6 +99,8 @@ class Connection(Budget):
         self.received = 0
         self.writing_paused = False
         self.noise = b""
+        self._last_noise = b""  # that came in one piece, up to the frame of this number
+        self._noise_end = 0
         self.loop = asyncio.get_running_loop()
         self.tasks: set[asyncio.Task[Any]] = set()
         self._deliveries: set[asyncio.Task[Any]] = set()  # finish before they are cancelled
@@ -277,7 +279,7 @@ class Connection(Budget):
     def connection_lost(self, error: Exception | None) -> None:
         """The transport's last word."""
         if isinstance(error, ConnectionClosed):
-            closed = error
+            closed = self._with_last_words(error)
         elif error is None:
             closed = ConnectionClosed("the peer closed the connection")
         else:
@@ -337,11 +339,11 @@ class Connection(Budget):
             elif isinstance(event, NotificationEvent):
                 self._told(event, rx_seq)
             elif isinstance(event, Refusal):
-                self._note_noise(event.noise)
+                self._note_noise(event.noise, rx_seq)
                 self._report(event)
                 self.send(event.reply)
             elif isinstance(event, Ignored):
-                self._note_noise(event.noise)
+                self._note_noise(event.noise, rx_seq)
                 self._report(event)
         except ENDING:
             raise
@@ -406,9 +408,26 @@ class Connection(Budget):
             reason=str(error)[:_METHOD_CHARACTERS],
         )
 
-    def _note_noise(self, noise: bytes | None) -> None:
+    def _note_noise(self, noise: bytes | None, rx_seq: int) -> None:
         if noise:
             self.noise = (self.noise + b"\n" + noise)[-4096:]
+            before = self._last_noise + b"\n" if self._noise_end == rx_seq - 1 else b""
+            self._last_noise = (before + noise)[-4096:]
+            self._noise_end = rx_seq
+
+    def _with_last_words(self, error: ConnectionClosed) -> ConnectionClosed:
+        """The error with what the peer wrote last, if that was no message: it is often the reason.
+
+        What it wrote in place of `initialize` is told by who waits for that.
+        """
+        words = self._last_noise.decode("utf-8", "replace").strip()
+        if not (words and self.initialized and self._noise_end == self.received):
+            return error
+        return ConnectionClosed(
+            f"{error.reason}; the last it wrote is no protocol message: {words[-500:]!r}",
+            exit_status=error.exit_status,
+            stderr_tail=error.stderr_tail,
+        )
 
     # ------------------------------------------------------------------ telemetry
 
