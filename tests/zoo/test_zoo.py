@@ -145,6 +145,11 @@ FATES: dict[str, Fate] = {
     # Gone in its turn.
     "dies_mid_frame": dies(["whole"], "out of memory", 9),
     "killed": dies(["whole"], "ended by signal 9", -9),
+    "complains_on_stdout": dies(
+        ["working"],
+        "the last it wrote is no protocol message: 'Error: quota exceeded.\\nTry again tomorrow.'",
+        1,
+    ),
     "exits_in_turn": dies([], "process ended", 0),
     "daemon_then_dies": dies(["now"], "exit status 7", 7, words="exit status: 7", escapes=1),
     "closes_output": Fate(
