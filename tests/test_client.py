@@ -11,7 +11,7 @@ import pytest
 from antiphon import Capabilities, Client, RequestError, Update, extension
 from antiphon.schema import v1
 from antiphon.services import Files, Terminals
-from tests.sessions.raw_side import raw_agent, raw_pair
+from antiphon.testing import raw_agent, raw_pair
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -35,8 +35,8 @@ from antiphon import (
     spawn,
 )
 from antiphon.schema import v1
+from antiphon.testing import raw_pair
 from antiphon.transports import memory_pair
-from tests.sessions.raw_side import raw_pair
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -13,8 +13,8 @@ import pytest
 
 from antiphon import Agent, Turn
 from antiphon._recording import Guarded, Recorder
+from antiphon.testing import raw_agent, raw_client
 from tests.sessions.pairs import joined
-from tests.sessions.raw_side import raw_agent, raw_client
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from antiphon import (
     connect,
 )
 from antiphon.schema import UNSET, v1, v1_unstable
-from tests.sessions.raw_side import RawSide, raw_agent, raw_pair
+from antiphon.testing import RawPeer, raw_agent, raw_pair
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -59,7 +59,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-async def opened(peer: AgentPeer, raw: RawSide, session_id: str = "s1") -> Session:
+async def opened(peer: AgentPeer, raw: RawPeer, session_id: str = "s1") -> Session:
     opening = asyncio.create_task(peer.new_session(cwd="/"))
     raw.answer(await raw.wait("session/new", len(raw.sent("session/new")) + 1), named(session_id))
     return await opening

@@ -23,7 +23,7 @@ from antiphon import (
 )
 from antiphon.schema import UNSET, v1, v1_unstable
 from antiphon.sessions._turn_states import Event
-from tests.sessions.raw_side import RawSide, raw_client
+from antiphon.testing import RawPeer, raw_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,13 +55,13 @@ class Keeping(Agent):
         await self.act(turn)
 
 
-async def opened(agent: Keeping, raw: RawSide) -> AgentSession:
+async def opened(agent: Keeping, raw: RawPeer) -> AgentSession:
     await raw.ask("session/new", NEW)
     await raw.round_trip()
     return agent.sessions[-1]
 
 
-def told(raw: RawSide) -> list[dict[str, Any]]:
+def told(raw: RawPeer) -> list[dict[str, Any]]:
     return [frame["params"]["update"] for frame in raw.sent("session/update")]
 
 

@@ -24,8 +24,8 @@ from antiphon import (
     serve,
 )
 from antiphon.schema import UNSET, encode, v1, v1_unstable
+from antiphon.testing import RawPeer, raw_client, unshaken_client
 from antiphon.transports import memory_pair
-from tests.sessions.raw_side import RawSide, raw_client, unshaken_client
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,7 +52,7 @@ class Asking(Agent):
             self.failed.append(error)
 
 
-async def started(raw: RawSide) -> str:
+async def started(raw: RawPeer) -> str:
     """Prompt a new session; its id."""
     answer = await raw.ask("session/new", {"cwd": "/", "mcpServers": []})
     session_id = answer["result"]["sessionId"]
@@ -61,7 +61,7 @@ async def started(raw: RawSide) -> str:
     return str(session_id)
 
 
-async def ended(agent: Asking, raw: RawSide) -> None:
+async def ended(agent: Asking, raw: RawPeer) -> None:
     assert (await raw.answer_to("p"))["result"]["stopReason"] == "end_turn"
     if agent.failed:
         raise agent.failed[0]
@@ -466,13 +466,13 @@ async def test_unstable_methods_are_called_on_an_unstable_connection_only() -> N
 
 async def test_serving_ends_with_the_client_or_with_its_own_cancellation() -> None:
     ours, theirs = memory_pair()
-    await theirs.start(RawSide(theirs))
+    await theirs.start(RawPeer(theirs))
     serving = asyncio.create_task(serve(Agent(), ours))
     await theirs.aclose()
     await asyncio.wait_for(serving, 5)
 
     ours, theirs = memory_pair()
-    raw = RawSide(theirs)
+    raw = RawPeer(theirs)
     await theirs.start(raw)
     serving = asyncio.create_task(serve(Agent(), ours))
     await raw.ask("initialize", {"protocolVersion": 1})

@@ -23,10 +23,10 @@ from antiphon import (
 )
 from antiphon.schema import v1, v1_unstable
 from antiphon.schema._codec import encode
-from tests.sessions.raw_side import RawSide, raw_agent
+from antiphon.testing import RawPeer, raw_agent
 
 
-async def opened(peer: AgentPeer, raw: RawSide, session_id: str = "s1", cwd: str = "/") -> Session:
+async def opened(peer: AgentPeer, raw: RawPeer, session_id: str = "s1", cwd: str = "/") -> Session:
     opening = asyncio.create_task(peer.new_session(cwd=cwd))
     request = await raw.wait("session/new", len(raw.sent("session/new")) + 1)
     raw.answer(request, {"sessionId": session_id})
@@ -37,7 +37,7 @@ def result(request: dict[str, Any], value: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": request["id"], "result": value}
 
 
-def cancel_request(raw: RawSide, id_: Any) -> dict[str, Any]:
+def cancel_request(raw: RawPeer, id_: Any) -> dict[str, Any]:
     return raw.notification("$/cancel_request", {"requestId": id_})
 
 

@@ -18,8 +18,8 @@ from antiphon import (
     extension,
 )
 from antiphon.schema import v1, v1_unstable
+from antiphon.testing import raw_agent, raw_pair
 from tests.sessions.pairs import joined
-from tests.sessions.raw_side import raw_agent, raw_pair
 
 UNGATED = v1_unstable.MessageMcpNotification(server_id="s", request_id="r", method="m")
 

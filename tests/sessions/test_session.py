@@ -25,14 +25,14 @@ from antiphon import (
     extension,
 )
 from antiphon.schema import v1, v1_unstable
+from antiphon.testing import RawPeer, raw_agent
 from tests.sessions.pairs import joined
-from tests.sessions.raw_side import RawSide, raw_agent
 
 if TYPE_CHECKING:
     from antiphon import AgentPeer, PromptTurn, Session
 
 
-async def opened(peer: AgentPeer, raw: RawSide, session_id: str = "s1", **result: Any) -> Session:
+async def opened(peer: AgentPeer, raw: RawPeer, session_id: str = "s1", **result: Any) -> Session:
     """A session of a raw agent."""
     opening = asyncio.create_task(peer.new_session(cwd="/"))
     count = len([f for f in raw.frames if f.get("method") == "session/new"]) + 1
@@ -40,7 +40,7 @@ async def opened(peer: AgentPeer, raw: RawSide, session_id: str = "s1", **result
     return await opening
 
 
-async def round_trip(peer: AgentPeer, raw: RawSide) -> None:
+async def round_trip(peer: AgentPeer, raw: RawPeer) -> None:
     """Everything the raw side sent before has been read once this returns."""
     count = len([f for f in raw.frames if f.get("method") == "_x/ping"]) + 1
     asking = asyncio.create_task(peer.request_extension("_x/ping"))
