@@ -1312,7 +1312,7 @@ async def test_an_agent_without_prompt_says_so() -> None:
         assert (await raw.answer_to("p"))["error"]["code"] == -32601
 
 
-@pytest.mark.covers("FF-28")
+@pytest.mark.covers("I12", "FF-28")
 async def test_a_second_prompt_is_refused_and_the_first_unharmed() -> None:
     agent = Echo()
     async with raw_client(agent) as raw:
@@ -1385,7 +1385,7 @@ async def test_a_cancel_in_the_same_write_as_the_prompt_hits_it() -> None:
         assert (await raw.answer_to("q"))["result"] == {"stopReason": "end_turn"}
 
 
-@pytest.mark.covers("R1-95", "R1-98", "FF-24", "FF-25")
+@pytest.mark.covers("I16", "R1-95", "R1-98", "FF-24", "FF-25")
 @pytest.mark.parametrize("how", ["session/cancel", "$/cancel_request"])
 async def test_a_prompt_behind_one_that_was_cancelled_before_it_began_runs(how: str) -> None:
     """One write: nothing was run for the first, so that there is nothing to wait for."""
@@ -1413,7 +1413,7 @@ async def test_a_prompt_behind_one_that_was_cancelled_before_it_began_runs(how: 
         assert updates(raw, session_id) == ["second", "fourth"]
 
 
-@pytest.mark.covers("FF-24")
+@pytest.mark.covers("I6", "FF-24")
 async def test_a_cancel_right_behind_the_end_of_a_turn_does_not_hit_the_next() -> None:
     """Both were on their way when the turn ended, at whatever moment that was seen."""
     agent = Echo()
@@ -1452,7 +1452,7 @@ async def test_a_cancel_of_nothing_does_nothing() -> None:
         assert len(raw.frames) == before + 4
 
 
-@pytest.mark.covers("R1-6", "R1-96")
+@pytest.mark.covers("I7", "R1-6", "R1-96")
 async def test_cancelled_twice_is_answered_once() -> None:
     agent = Echo()
     async with raw_client(agent) as raw:
@@ -1489,7 +1489,7 @@ async def test_an_agent_may_listen_to_cancellation_itself() -> None:
     assert heard == [session_id]
 
 
-@pytest.mark.covers("R1-98", "R1-100")
+@pytest.mark.covers("I17", "R1-98", "R1-100")
 @pytest.mark.parametrize("moment", ["before its task", "while it runs", "when it is over"])
 async def test_cancelling_the_request_of_a_prompt_cancels_its_turn(moment: str) -> None:
     agent = Echo()

@@ -424,7 +424,7 @@ async def prompted(
         yield session
 
 
-@pytest.mark.covers("R1-103", "FF-26")
+@pytest.mark.covers("I9", "R1-103", "FF-26")
 async def test_a_question_that_is_open_at_cancellation_is_withdrawn_on_the_wire() -> None:
     """Its answer comes too late, and is no answer to anything."""
     answers: list[Any] = []
@@ -737,7 +737,7 @@ async def test_a_failing_subtask_is_reported_and_changes_nothing(
     assert ("subtask trouble" in caplog.text) != stopped
 
 
-@pytest.mark.covers("R1-97")
+@pytest.mark.covers("I4", "R1-97")
 async def test_a_subtask_may_ask_start_another_and_outlive_the_handler() -> None:
     finish = asyncio.Event()
 
@@ -793,7 +793,7 @@ async def test_a_subtask_s_question_ends_with_its_turn_and_cancelled_beats_the_h
         assert session.told() == ["flushed"]
 
 
-@pytest.mark.covers("R1-94", "FF-25", "FF-29")
+@pytest.mark.covers("I13", "R1-94", "FF-25", "FF-29")
 @pytest.mark.parametrize("who", ["the handler", "a subtask"])
 async def test_what_ignores_even_its_own_cancellation_holds_neither_id_nor_turn(who: str) -> None:
     """It is answered for at the back-stop; what it says later is not sent, its verbs raise."""
@@ -849,7 +849,7 @@ async def test_what_ignores_even_its_own_cancellation_holds_neither_id_nor_turn(
         assert late == ["swallowed", "done"]
 
 
-@pytest.mark.covers("R1-94")
+@pytest.mark.covers("I13", "R1-94")
 async def test_the_back_stop_of_a_turn_that_is_over_does_not_hit_the_next_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -881,7 +881,7 @@ async def test_the_back_stop_of_a_turn_that_is_over_does_not_hit_the_next_one(
         assert "ignored its cancellation" not in caplog.text
 
 
-@pytest.mark.covers("R1-82")
+@pytest.mark.covers("I3", "R1-82")
 async def test_verbs_are_refused_once_the_turn_is_over() -> None:
     agent = Scripted(lambda turn: turn.say("x"))
     async with joined(agent) as (peer, wire):
