@@ -141,6 +141,33 @@ async def test_past_the_overdraft_the_call_fails_and_so_does_the_next() -> None:
         link.connection.release(1100)
 
 
+async def test_past_the_overdraft_reading_stops_for_a_call_that_can_wait() -> None:
+    class Patient(FutureCall):
+        def can_wait(self) -> bool:
+            return True
+
+    async with linked("client", queue_bytes=1000) as link:
+        link.side.queue_updates = True
+        patient = Patient("x/patient", asyncio.get_running_loop().create_future())
+        link.connection.open_call(patient, None, BOUND)
+        other = asyncio.create_task(link.connection.request("x/y", None, BOUND))
+        await link.peer.have(2)
+        link.peer.send(*[update(100)] * 15)
+        await turns(2)
+        assert link.transport.reading == []
+        link.peer.send(*[update(100)] * 6)
+        with pytest.raises(LimitExceeded):
+            await bounded(other)
+        assert not patient.future.done()
+        assert link.transport.reading == ["pause"]
+        link.connection.release(200)
+        assert link.transport.reading == ["pause", "resume"]
+        link.peer.answer(1, "in the end")
+        assert raw(await bounded(patient.future)) == "in the end"
+        assert link.transport.reading == ["pause", "resume", "pause"]
+        link.connection.release(1900)
+
+
 async def test_many_small_updates_spend_the_budget_as_well() -> None:
     async with linked("client", queue_updates=10) as link:
         link.side.queue_updates = True

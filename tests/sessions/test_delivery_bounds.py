@@ -175,6 +175,24 @@ async def test_a_history_larger_than_the_budget_is_loaded_when_it_is_iterated(
         assert session.response is not None
 
 
+async def test_a_consumer_may_load_another_session_past_the_budget_that_it_has_spent_itself(
+    tmp_path: Path,
+) -> None:
+    """The load waits for no history of its own, so that it is read into the overdraft."""
+    seen: list[str] = []
+    client = Client(on_update=lambda update: seen.append(update.session_id))
+    async with flooding(tmp_path, client, limits=Limits(queue_bytes=200_000)) as (peer, _):
+        session = await peer.new_session(cwd=tmp_path)
+        async with session.prompt("1000x100") as turn:
+            async for update in turn:
+                if number(update) == 0:
+                    while not peer.connection.reading_paused and len(seen) < 1000:
+                        await asyncio.sleep(0.01)
+                    await peer.load_session("10x10", cwd=tmp_path)
+        assert turn.stop_reason == "end_turn"
+        assert (seen.count("s1"), seen.count("10x10")) == (1000, 10)
+
+
 async def test_a_history_is_loaded_through_observers_and_into_the_view_as_well(
     tmp_path: Path,
 ) -> None:

@@ -649,18 +649,18 @@ async def test_a_session_being_closed_lets_go_of_its_turn_only_where_the_budget_
     assert link.queued_updates == 0
 
 
-async def test_whoever_counts_on_consumers_is_told_when_the_first_comes_and_the_last_goes() -> None:
+async def test_an_inbox_knows_whether_anybody_takes_what_comes() -> None:
     link, inbox = made()
-    told: list[bool] = []
-    inbox.on_consumers = told.append
+    assert not inbox.consumed
     subscription = inbox.subscribe()
+    assert inbox.consumed
     stop = inbox.observe(lambda update: None)
     subscription.close()
-    subscription.close()
+    assert inbox.consumed
     stop()
-    stop()
+    assert not inbox.consumed
     inbox.fold(SessionView())
-    assert told == [True, True, True, False, True]
+    assert inbox.consumed
     await ended(link, inbox)
 
 

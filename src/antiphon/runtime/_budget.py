@@ -108,12 +108,15 @@ class Budget:
 
     @property
     def budget_overdrawn(self) -> bool:
-        """Whether not even the answers that somebody waits for can be read any more."""
+        """Whether not even the answers that somebody waits for can be read any more.
+
+        Calls that are open then fail, but for those that can wait until somebody takes something.
+        """
         return self.queued_bytes > 2 * self.limits.queue_bytes
 
     def check_budget(self) -> None:
         """Stop or start reading, as things are now."""
-        if self.budget_spent and not self.blocking_calls:
+        if self.budget_spent and (not self.blocking_calls or self.budget_overdrawn):
             if not self.reading_paused:
                 self.reading_paused = True
                 self.emit(

@@ -49,6 +49,10 @@ class OutboundCall:
         """Called once, in the reader: with the raw result, or with why there is none."""
         raise NotImplementedError
 
+    def can_wait(self) -> bool:
+        """Whether reading may stop before the answer, because what is before it is being taken."""
+        return False
+
 
 class FutureCall(OutboundCall):
     """A call whose raw result is awaited."""
@@ -217,7 +221,11 @@ class Outgoing:
 
     def fail_blocking(self) -> None:
         """The answers are behind more updates than may wait: nobody can wait for them (§4.5)."""
-        calls = [call for call in self._protocol.calls.values() if call.blocking]
+        calls = [
+            call for call in self._protocol.calls.values() if call.blocking and not call.can_wait()
+        ]
+        if not calls:
+            return
         self._connection.emit(
             "calls_over_budget",
             calls=len(calls),

@@ -146,30 +146,21 @@ class _NewSessionCall(FutureCall):
 
 
 class _LoadCall(_MarkedCall):
-    """`session/load` or `session/resume`: what follows its answer in the stream is no replay.
-
-    Nobody need wait behind a history that somebody takes: reading then stops for it like for a turn.
-    A history that nobody takes is read into the overdraft, and past that the load fails.
-    """
+    """`session/load` or `session/resume`: what follows its answer in the stream is no replay."""
 
     __slots__ = ("session",)
 
     def __init__(self, method: str, future: asyncio.Future[Any], session: Session) -> None:
         super().__init__(method, future, session.inbox)
         self.session = session
-        self.blocking = not session.inbox.consumed
-        session.inbox.on_consumers = self._consumers_changed
 
-    def _consumers_changed(self, consumed: bool) -> None:  # noqa: FBT001  (a state)
-        self.inbox.connection.set_blocking(self, blocking=not consumed)
-
-    def over(self) -> None:
-        """Answered or given up."""
-        self.inbox.on_consumers = None
-        self.session.load_ends()
+    def can_wait(self) -> bool:
+        """A history that somebody takes may be longer than any budget (DESIGN §4.4)."""
+        inbox = self.inbox
+        return inbox.consumed and inbox.held()[1] > inbox.connection.limits.queue_bytes
 
     def answered(self, result: Any, error: Exception | None) -> None:
-        self.over()
+        self.session.load_ends()
         super().answered(result, error)
         if error is None and self.inbox.view is not None:
             self.session.view_opened(self.method, result)
@@ -211,7 +202,7 @@ class _Load:
         self._peer.connection.abandon(self._call)
         if not self._call.future.done():
             self._call.future.cancel()
-        self._call.over()
+        session.load_ends()
         session.cwd, session.additional_directories = self._before
         if not self._known:
             self._peer.forget(session.session_id)

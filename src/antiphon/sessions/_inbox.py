@@ -283,7 +283,6 @@ class Inbox:
         "connection",
         "ended",
         "label",
-        "on_consumers",
         "received",
         "session_id",
         "turn",
@@ -318,8 +317,6 @@ class Inbox:
         self._early_bytes = 0
         #: The folded state, once somebody has asked for it.
         self.view: SessionView | None = None
-        #: Told whether anybody takes what comes now, while that matters to a load.
-        self.on_consumers: Callable[[bool], None] | None = None
         self._let_go_turn: UpdateQueue | None = None
         self._full = False
 
@@ -393,35 +390,43 @@ class Inbox:
 
     # -------------------------------------------------------------- how much waits
 
+    def _queues(self) -> list[UpdateQueue]:
+        queues = [self.backlog, *self._subscribers]
+        queues += [queue for queue in (self.turn, self._observed) if queue is not None]
+        return queues
+
+    def held(self) -> tuple[int, int]:
+        """What it takes of the budget: updates, and their frame bytes, of all its consumers."""
+        updates = size = 0
+        for queue in self._queues():
+            held = queue.held
+            updates += held[0]
+            size += held[1]
+        return updates, size
+
     def look(self) -> None:
         """Report the session when more waits for its consumers than is its share (DESIGN §4.4).
 
         Once; again only after less than half of it was waiting. While the connection's budget
         lasts, nothing else happens.
         """
-        queues = [self.backlog, *self._subscribers]
-        queues += [queue for queue in (self.turn, self._observed) if queue is not None]
-        updates = size = 0
-        for queue in queues:
-            held = queue.held
-            updates += held[0]
-            size += held[1]
+        updates, size = self.held()
         limits = self.connection.limits
         if not self._full:
             if updates > limits.session_updates or size > limits.session_bytes:
-                self._mark(queues, full=True)
+                self._mark(full=True)
                 self.connection.emit(
                     "session_full", session=self.session_id, updates=updates, bytes=size
                 )
         elif updates <= limits.session_updates // 2 and size <= limits.session_bytes // 2:
-            self._mark(queues, full=False)
+            self._mark(full=False)
             self.connection.look_soon()
         else:
-            self._mark(queues, full=True)  # some may be newer than the mark
+            self._mark(full=True)  # some may be newer than the mark
 
-    def _mark(self, queues: list[UpdateQueue], *, full: bool) -> None:
+    def _mark(self, *, full: bool) -> None:
         self._full = full
-        for queue in queues:
+        for queue in self._queues():
             queue.full = self if full else None
 
     def check_delivery(self, delivered: int, expected: int, turn: int | None = None) -> None:
@@ -433,6 +438,7 @@ class Inbox:
     def _gap(self, delivered: int, expected: int, turn: int | None) -> None:
         self.connection.emit(
             "delivery",
+            level=logging.ERROR,
             session=self.session_id,
             turn=turn,
             decision="fail",
@@ -456,15 +462,14 @@ class Inbox:
             while (update := others.take()) is not None:
                 chosen = queue if update.label == "replay" else self.backlog
                 chosen.put(update, len(update.frame))
-        for update in queue.items:
-            self._keep_early(update, len(update.frame))
+        for seen in queue.items:
+            self._keep_early(seen, len(seen.frame))
         if replay:
             if self.label != "replay":
                 queue.retired, queue.until = True, self.received
                 return Subscription(self, queue)
             self._replays.append(queue)
         self._subscribers.append(queue)
-        self._consumers_changed()
         return Subscription(self, queue)
 
     def retire(self, queue: UpdateQueue) -> None:
@@ -473,7 +478,6 @@ class Inbox:
             queue.retired, queue.until = True, self.received
         if queue in self._subscribers:
             self._subscribers.remove(queue)
-            self._consumers_changed()
         queue.wake()
 
     def forget(self, queue: UpdateQueue) -> None:
@@ -486,21 +490,16 @@ class Inbox:
         self.view = view
         feed = _Folding(self.connection, view)
         early, self._early = self._early or (), None
-        for update in early:
-            feed.put(update, 0)
+        for seen in early:
+            feed.put(seen, 0)
         while (update := self.backlog.take()) is not None:
             feed.put(update, 0)
         self._subscribers.append(feed)
-        self._consumers_changed()
 
     @property
     def consumed(self) -> bool:
         """Whether anybody takes what comes outside a turn."""
         return bool(self._subscribers or self._observers)
-
-    def _consumers_changed(self) -> None:
-        if self.on_consumers is not None:
-            self.on_consumers(self.consumed)
 
     def load_ended(self) -> None:
         """The history is complete, in the reader: what comes now is no replay."""
@@ -516,7 +515,6 @@ class Inbox:
         """Call `observer` for each update from now on, in order; returns what ends that."""
         entry = (observer, 0 if self._observed is None else self.received)
         self._observers.append(entry)
-        self._consumers_changed()
         if self._observed is None and not self.ended:
             self._observed = queue = UpdateQueue(self.connection)
             self._seen = self.received
@@ -530,7 +528,6 @@ class Inbox:
         def stop() -> None:
             if entry in self._observers:
                 self._observers.remove(entry)
-                self._consumers_changed()
 
         return stop
 
