@@ -36,6 +36,7 @@ NO_MODULE_OF_ITS_OWN: dict[str, str] = {
     "test_mirror.py": "this",
     "test_readme.py": "the README's agent and client",
     "test_requirements.py": "the list of requirements, both ways",
+    "test_soak.py": "a small run of bench/soak.py",
     "typing/test_typing.py": "what a user's type checker accepts and rejects",
     "zoo/test_zoo.py": "agents that do everything wrong, and what becomes of them",
 }
