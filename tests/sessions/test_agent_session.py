@@ -22,7 +22,6 @@ from antiphon import (
     UnknownUpdate,
 )
 from antiphon.schema import UNSET, v1, v1_unstable
-from antiphon.sessions._turn_states import Event
 from antiphon.testing import RawPeer, raw_client
 
 if TYPE_CHECKING:
@@ -271,7 +270,7 @@ async def test_a_lost_client_cannot_be_told_anything() -> None:
         session = await opened(agent, raw)
     with pytest.raises(ConnectionClosed):
         await session.info(title="late")
-    session.fire(Event.CANCEL)  # harmless
+    session.cancel()  # harmless
 
 
 @pytest.mark.parametrize("how", ["session/close", "session/delete", "a load that fails"])
@@ -307,6 +306,21 @@ async def test_a_session_that_is_no_more_cannot_be_told_about(how: str) -> None:
             await session.update(v1.Plan(entries=[]))
         await raw.round_trip()
         assert told(raw) == []
+
+
+async def test_an_agent_may_stop_a_turn_itself() -> None:
+    """The client is answered as if it had asked for that."""
+    agent = Keeping()
+    agent.act = Turn.wait_cancelled
+    async with raw_client(agent) as raw:
+        session = await opened(agent, raw)
+        session.cancel()  # there is none, and the next is not meant
+        params = {"sessionId": session.session_id, "prompt": []}
+        raw.send(raw.request("p", "session/prompt", params))
+        await raw.round_trip()
+        session.cancel()
+        session.cancel()
+        assert (await raw.answer_to("p"))["result"] == {"stopReason": "cancelled"}
 
 
 async def test_an_update_over_the_frame_limit_is_refused_whole() -> None:

@@ -164,6 +164,10 @@ class AgentSession:
             )
         )
 
+    def cancel(self) -> None:
+        """Stop the open turn as a `session/cancel` of the client does; nothing where there is none."""
+        self.fire(Event.CANCEL)
+
     def send_now(self, update: v1_unstable.SessionUpdate) -> None:
         """Queue an update without looking whether a turn is open; an empty text is only counted."""
         peer = self.peer
