@@ -315,7 +315,7 @@ async def test_an_agent_may_stop_a_turn_itself() -> None:
     async with raw_client(agent) as raw:
         session = await opened(agent, raw)
         session.cancel()  # there is none, and the next is not meant
-        params = {"sessionId": session.session_id, "prompt": []}
+        params: dict[str, Any] = {"sessionId": session.session_id, "prompt": []}
         raw.send(raw.request("p", "session/prompt", params))
         await raw.round_trip()
         session.cancel()
