@@ -211,7 +211,11 @@ class Soak:
         if number != expected and len(counts.faults) < 20:
             counts.faults.append(f"update {number} came where {expected} was to come")
         if counts.updates % max(1, self.options.updates // 100) == 0:
-            counts.memory.append((counts.updates, self.process.memory_info().rss))
+            counts.memory.append((counts.updates, self.memory()))
+
+    def memory(self) -> int:
+        """Resident bytes of this process."""
+        return int(self.process.memory_info().rss)
 
     def observe(self, update: Update) -> None:
         self.counts.observed += 1
