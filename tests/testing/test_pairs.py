@@ -21,7 +21,10 @@ from antiphon import (
     VersionMismatch,
 )
 from antiphon.testing import (
+    ByteTransport,
+    Faults,
     RawPeer,
+    byte_pair,
     joined,
     memory_pair,
     raw_agent,
@@ -205,3 +208,36 @@ async def test_any_pair_of_transports_will_do() -> None:
     ours, theirs = memory_pair()
     async with joined(Echo(), transports=(ours, theirs)) as agent:
         assert agent.connection is not None
+
+
+@pytest.mark.virtual_time
+async def test_a_raw_peer_on_a_stream_can_say_half_a_frame() -> None:
+    async with raw_client(Echo(), transports=byte_pair()) as raw:
+        raw.send_bytes(b'{"jsonrpc":"2.0","id":5,')
+        await raw.expect_nothing(60)
+        raw.send_bytes(b'"method":"_who/knows"}\r\n\n{"jsonrpc":"2.0","id":6')
+        await raw.expect(None, id=5, error={"code": -32601})
+        assert isinstance(raw.transport, ByteTransport)
+        raw.transport.end_output()  # half a frame is what is left of it
+        await raw.expect(None, id=None, error={"code": -32700})
+        await raw.closed()
+        await raw.expect_nothing()
+
+
+@pytest.mark.virtual_time
+async def test_a_client_sees_what_came_before_its_stream_broke() -> None:
+    # The handshake and the answer to session/new pass, and two and a half of three updates.
+    broken = Faults(chunks=50, die_at=650)
+    async with raw_agent(transports=byte_pair(b_to_a=broken)) as (agent, raw):
+        opening = asyncio.create_task(agent.new_session(cwd="/"))
+        raw.answer(await raw.expect("session/new"), {"sessionId": "s"})
+        session = await opening
+        heard: list[str] = []
+        with pytest.raises(ConnectionClosed, match="the stream broke after byte 650"):
+            async with session.prompt("go") as turn:
+                await raw.wait("session/prompt")
+                raw.send(*(raw.update("s", f"{number}" * 20) for number in range(3)))
+                async for update in turn:
+                    heard.append(update.text)  # noqa: PERF401  (some come, then an error)
+        assert heard == ["0" * 20, "1" * 20]
+        await raw.closed()
