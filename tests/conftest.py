@@ -2,7 +2,8 @@
 
 The parts live beside this file: `async_tests` runs coroutines and bounds every test, `leaks` fails a
 test that leaves a process, descriptor, thread or temporary file, `no_skips` a run that skipped one
-in CI, and `signals` undoes what a run in the background inherits. All are themselves tested, in `test_conftest_checks.py`.
+in CI, `signals` undoes what a run in the background inherits, and `alarms` fails a test in which we
+were told of a mistake of our own. All are themselves tested, in `test_conftest_checks.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ import os
 
 import hypothesis
 
-pytest_plugins = ["pytester", "tests.async_tests", "tests.leaks", "tests.no_skips", "tests.signals"]
+pytest_plugins = [
+    "pytester",
+    "tests.alarms",
+    "tests.async_tests",
+    "tests.leaks",
+    "tests.no_skips",
+    "tests.signals",
+]
 
 # No deadline per example: the machine may be busy, and each test has its bound already. In CI the
 # examples are the same in every run, so that a red build can be repeated.

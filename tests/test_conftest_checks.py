@@ -14,6 +14,7 @@ INI = """
 addopts = -p no:cacheprovider
 filterwarnings = error
 markers =
+    alarms: names
     bound: seconds
     virtual_time: on a loop whose time jumps
 """
@@ -26,7 +27,8 @@ import pytest
 def run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
     pytester.makeini(INI)
     pytester.makeconftest(
-        'pytest_plugins = ["tests.async_tests", "tests.leaks", "tests.no_skips", "tests.signals"]'
+        "pytest_plugins = ['tests.alarms', 'tests.async_tests', 'tests.leaks', 'tests.no_skips', "
+        "'tests.signals']"
     )
     pytester.makepyfile(HEAD + textwrap.dedent(test))
     return pytester.runpytest_inprocess("-p", "no:hypothesispytest")
@@ -336,6 +338,40 @@ def test_a_skip_fails_the_run_in_ci_alone(
 
     result.assert_outcomes(skipped=1, passed=int("def" in test))
     assert (result.ret == pytest.ExitCode.TESTS_FAILED) is ci
+
+
+@pytest.mark.alarms("dup_reply", "dispatch_failed", "delivery")  # runs in this process
+@pytest.mark.parametrize("meant", [False, True])
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        ('"dup_reply", id="1"', "alarms: dup_reply"),
+        ('"dispatch_failed", error="KeyError"', "alarms: dispatch_failed"),
+        ('"delivery", decision="fail", level=40', "alarms: delivery"),
+        ('"delivery", decision="emit"', None),
+        ('"handler_crash", error="ValueError"', None),
+    ],
+)
+def test_a_test_in_which_we_are_told_of_our_own_mistake_fails(
+    pytester: pytest.Pytester, event: str, told: str | None, meant: bool
+) -> None:
+    names = "'dup_reply', 'dispatch_failed', 'delivery'" if meant else "'handler_crash'"
+
+    result = run(
+        pytester,
+        f"""
+        from antiphon.runtime._telemetry import Telemetry
+
+        @pytest.mark.alarms({names})
+        def test_it(): Telemetry(None).emit({event})
+        """,
+    )
+
+    if told is None or meant:
+        result.assert_outcomes(passed=1)
+    else:
+        result.assert_outcomes(passed=1, errors=1)
+        result.stdout.fnmatch_lines([f"*{told}*"])
 
 
 @pytest.mark.parametrize("number", DEFAULTS, ids=lambda number: number.name)

@@ -190,6 +190,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.alarms("delivery", "dispatch_failed", "dup_reply")
 @pytest.mark.bound(60)
 @pytest.mark.parametrize(
     ("kind", "put_in"), FAULTS, ids=[f"{kind}-{fault.__name__}" for kind, fault in FAULTS]

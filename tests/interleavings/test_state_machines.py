@@ -98,6 +98,7 @@ def test_no_machine_finds_a_program_that_breaks_the_contract(
     run_state_machine_as_test(machine, settings=SETTINGS)
 
 
+@pytest.mark.alarms("delivery", "dispatch_failed", "dup_reply")
 @pytest.mark.bound(120)
 def test_a_machine_finds_a_fault_in_the_library(
     seed: Seed, monkeypatch: pytest.MonkeyPatch

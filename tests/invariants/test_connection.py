@@ -663,6 +663,7 @@ def forgets_that_it_answered(_original: Any, self: Obligation, value: Any, error
     return True
 
 
+@pytest.mark.alarms("dup_reply")
 @pytest.mark.covers("Inv-19", "C-09")
 @controlled(forgets_that_it_answered=changed(Obligation, "discharge", forgets_that_it_answered))
 async def test_a_second_and_a_late_reply_are_taken_and_send_nothing() -> None:

@@ -137,6 +137,7 @@ async def play(session: Session, raw: RawPeer, *said: str) -> list[str]:
         return [update.text async for update in turn]
 
 
+@pytest.mark.alarms("delivery")
 @pytest.mark.covers("D2")
 @controlled(counts_nothing=changed(Inbox, "check_delivery", never))
 async def test_a_turn_that_is_given_other_than_what_came_fails_and_never_ends_as_if_whole() -> None:
@@ -149,6 +150,7 @@ async def test_a_turn_that_is_given_other_than_what_came_fails_and_never_ends_as
         assert await play(session, raw, "one", "two") == ["one", "two"]
 
 
+@pytest.mark.alarms("delivery")
 @pytest.mark.covers("D9")
 @controlled(
     untraced=changed(TracedQueue, "put", untraced),

@@ -190,6 +190,7 @@ async def test_a_handler_may_call_the_peer_which_calls_back(side: Side) -> None:
         assert (await link.peer.answer_to("o"))["result"] == {"inner": 42}
 
 
+@pytest.mark.alarms("dispatch_failed")
 async def test_an_immediate_notification_acts_before_the_next_frame_and_may_fail(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -255,6 +256,7 @@ async def test_updates_go_straight_to_the_side_in_wire_order() -> None:
         assert [frame for _, _, frame in link.side.updates[:200]] == frames
 
 
+@pytest.mark.alarms("dispatch_failed")
 async def test_a_side_that_fails_on_an_update_does_not_end_the_reading(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

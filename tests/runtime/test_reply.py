@@ -228,6 +228,7 @@ async def test_a_request_is_deferred_once_and_a_notification_not_at_all() -> Non
         replies[0].send()
 
 
+@pytest.mark.alarms("dup_reply")
 async def test_a_second_reply_is_told_and_changes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

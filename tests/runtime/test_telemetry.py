@@ -35,7 +35,7 @@ def emitted() -> dict[str, set[str]]:
             name = node.args[0] if node.args else None
             if node.func.attr == "emit" and isinstance(name, ast.Constant):
                 facts = {keyword.arg for keyword in node.keywords if keyword.arg is not None}
-                found.setdefault(str(name.value), set()).update(facts - {"cause"})
+                found.setdefault(str(name.value), set()).update(facts - {"cause", "level"})
     return found
 
 
@@ -93,6 +93,14 @@ async def test_a_hook_that_fails_is_logged_and_asked_again(
 
         assert asked == ["late_response", "late_response"]
     assert "the hook's own fault" in caplog.text
+
+
+def test_what_must_not_happen_is_an_error_in_the_log() -> None:
+    """Which is never off, and so is heard in every test (`tests/alarms.py`)."""
+    invariants = {name: spec.level for name, spec in EVENTS.items() if spec.kind == "invariant"}
+
+    assert set(invariants) == {"dispatch_failed", "dup_reply"}
+    assert set(invariants.values()) == {logging.ERROR}
 
 
 async def test_without_a_hook_only_the_log_has_it() -> None:
@@ -250,6 +258,7 @@ async def test_a_refusal_that_a_handler_means_is_no_event() -> None:
     assert [event.name for event in events] == ["connection_lost"]
 
 
+@pytest.mark.alarms("dispatch_failed")
 async def test_a_side_that_fails_on_a_frame_is_told_of() -> None:
     events: list[TelemetryEvent] = []
 
@@ -304,8 +313,8 @@ async def test_reading_that_stops_goes_on_and_fails_calls_is_told_of() -> None:
 
     flow = [(e.name, e.facts) for e in events if e.name != "connection_lost"]
     assert flow == [
-        ("calls_over_budget", {"calls": 1, "queued_bytes": 3000, "limit": 1000}),
         ("reading_paused", {"queued_bytes": 3000, "queued_updates": 30}),
+        ("calls_over_budget", {"calls": 1, "queued_bytes": 3000, "limit": 1000}),
         ("reading_resumed", {"queued_bytes": 0, "queued_updates": 0}),
     ]
 

@@ -1376,6 +1376,7 @@ async def test_a_session_that_nobody_iterates_is_reported_once_it_is_full(
         assert len([event for event in events if event.name == "session_full"]) == 2
 
 
+@pytest.mark.alarms("delivery")
 @pytest.mark.parametrize("form", ["iterated", "awaited", "left"])
 async def test_a_turn_that_was_not_given_all_that_arrived_raises_an_alarm(form: str) -> None:
     events: list[TelemetryEvent] = []

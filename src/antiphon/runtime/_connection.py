@@ -378,7 +378,7 @@ class Connection(Budget):
             return
         try:
             params = route.decode(event.params)
-        except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  (a user's own type may raise anything)
             self._undecodable(method, error)
             return
         context = self._router.context(method, event.params, params, None)
@@ -401,11 +401,12 @@ class Connection(Budget):
         self.emit("unknown_notification", method=method[:_METHOD_CHARACTERS], reason=reason)
 
     def _undecodable(self, method: str, error: Exception) -> None:
-        # The decoder's text names members and types, never their values.
+        # A decoder's text names members and types; of another fault its class has to do.
+        reason = str(error) if isinstance(error, ValueError) else type(error).__name__
         self.emit(
             "undecodable_notification",
             method=method[:_METHOD_CHARACTERS],
-            reason=str(error)[:_METHOD_CHARACTERS],
+            reason=reason[:_METHOD_CHARACTERS],
         )
 
     def _note_noise(self, noise: bytes | None, rx_seq: int) -> None:

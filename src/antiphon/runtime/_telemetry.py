@@ -170,19 +170,29 @@ class Telemetry:
     def __init__(self, hook: Callable[[TelemetryEvent], None] | None) -> None:
         self.hook = hook
 
-    def emit(self, name: str, *, cause: BaseException | None = None, **facts: Any) -> None:
+    def emit(
+        self,
+        name: str,
+        *,
+        cause: BaseException | None = None,
+        level: int | None = None,
+        **facts: Any,
+    ) -> None:
         """Log one of `EVENTS`, and hand it to the hook.
 
         Args:
             name: which one.
             cause: gives the log record its traceback; the hook is not told of it.
+            level: of the log record, where it is worse than the table has it.
             facts: what is known; those that the table lists for the event, or some of them.
         """
         spec = EVENTS[name]
-        if log.isEnabledFor(spec.level):
+        if level is None:
+            level = spec.level
+        if log.isEnabledFor(level):
             told = ", ".join(f"{key}={value!r}" for key, value in facts.items())
             log.log(
-                spec.level,
+                level,
                 "%s%s",
                 spec.says,
                 f" ({told})" if told else "",

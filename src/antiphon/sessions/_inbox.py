@@ -349,6 +349,12 @@ class Inbox:
         if len(self._early) > _EARLY_UPDATES or self._early_bytes > _EARLY_BYTES:
             self._early = None
 
+    def _keep_backlog_early(self, taken: UpdateQueue) -> None:
+        """Another takes the backlog, now `taken`."""
+        for update in taken.items:
+            if self._early is not None and update not in self._early:
+                self._keep_early(update, len(update.frame))
+
     def end(self) -> None:
         """The connection is gone: let consumers come to the end of what they have."""
         self.ended = True
@@ -456,15 +462,13 @@ class Inbox:
         queue = UpdateQueue(self.connection)
         if not isinstance(self.backlog, Sink):  # which keeps nothing, and would go on doing so
             queue, self.backlog = self.backlog, queue
+        self._keep_backlog_early(queue)
         if replay:
             # What is no history is still for the next who asks.
             queue, others = UpdateQueue(self.connection), queue
             while (update := others.take()) is not None:
                 chosen = queue if update.label == "replay" else self.backlog
                 chosen.put(update, len(update.frame))
-        for seen in queue.items:
-            self._keep_early(seen, len(seen.frame))
-        if replay:
             if self.label != "replay":
                 queue.retired, queue.until = True, self.received
                 return Subscription(self, queue)
@@ -489,11 +493,12 @@ class Inbox:
         """Fold what comes into `view`, and what waited for the first consumer before it."""
         self.view = view
         feed = _Folding(self.connection, view)
-        early, self._early = self._early or (), None
+        early, self._early = self._early or [], None
         for seen in early:
             feed.put(seen, 0)
         while (update := self.backlog.take()) is not None:
-            feed.put(update, 0)
+            if update not in early:
+                feed.put(update, 0)
         self._subscribers.append(feed)
 
     @property
@@ -520,14 +525,16 @@ class Inbox:
             self._seen = self.received
             # What waited for the first consumer is for it.
             while (update := self.backlog.take()) is not None:
-                self._keep_early(update, len(update.frame))
                 queue.put(update, len(update.frame))
                 self._seen -= 1
+            self._keep_backlog_early(queue)
             self.connection.create_task(self._show(queue), delivery=True)
 
         def stop() -> None:
             if entry in self._observers:
                 self._observers.remove(entry)
+                if not self._observers and self._observed is not None:
+                    self._observed.wake()
 
         return stop
 
@@ -536,7 +543,8 @@ class Inbox:
         _observing.set((*_observing.get(), self))
         task = asyncio.current_task()
         try:
-            while True:
+            # Without observers, what comes is for the next who asks.
+            while self._observers:
                 update = queue.take()
                 if update is None:
                     if self._seen != self.received:
