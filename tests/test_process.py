@@ -667,7 +667,7 @@ async def test_a_function_for_lines_that_fails_changes_nothing(
     assert await child.wait() == 3
     assert child.stderr_tail == "one\ntwo\n"
     await child.end()
-    assert caplog.text.count("the function for lines of standard error failed") == 2
+    assert caplog.text.count("the function for lines of standard error failed") == 1
 
 
 async def test_a_tail_is_cut_between_characters() -> None:

@@ -130,7 +130,7 @@ class Child:
                 can read if it is new. A file that takes no more is logged once and changes nothing.
             on_stderr_line: called on the loop with each line of a piped standard error, without
                 its end; bad UTF-8 is replaced, and what exceeds 64 KiB comes in pieces. What it
-                raises is logged and changes nothing.
+                raises changes nothing; the first time it is logged.
 
         Raises:
             StartError: nothing was started; the text says what is wrong. Returns or raises within
@@ -564,6 +564,7 @@ class _Lines:
         self._function = function
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
+        self._failed = False
 
     def feed(self, data: bytes, *, final: bool = False) -> None:
         text = self._rest + self._decoder.decode(data, final)
@@ -579,4 +580,7 @@ class _Lines:
             except ENDING:
                 raise
             except BaseException:
-                logger.exception("the function for lines of standard error failed")
+                # Once: it may fail on every line, and a traceback costs more than the line.
+                if not self._failed:
+                    self._failed = True
+                    logger.exception("the function for lines of standard error failed")

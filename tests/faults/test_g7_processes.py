@@ -366,6 +366,20 @@ async def test_five_mebibytes_of_standard_error_before_an_answer_delay_nothing(
 
 
 @pytest.mark.covers("FF-37")
+async def test_a_function_for_lines_that_always_fails_is_reported_once_and_delays_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def failing(line: str) -> None:
+        raise LookupError
+
+    code = HELLO + "os.write(2, b'line of text\\n' * 200_000)\nserve(sys.stdin.read)"
+    begin = time.monotonic()
+    async with spawn([*PYTHON, code], stderr=failing):
+        assert time.monotonic() - begin < 10
+    assert [record.exc_info is not None for record in caplog.records].count(True) == 1
+
+
+@pytest.mark.covers("FF-37")
 async def test_so_for_a_terminal_whose_output_nobody_looks_at(tmp_path: Path) -> None:
     async with raw_agent("memory", Client(terminals=Terminals())) as (peer, raw):
         await opened(peer, raw, cwd=tmp_path)

@@ -25,6 +25,7 @@ from antiphon import (
     Capabilities,
     CapabilityError,
     Client,
+    SessionView,
     Turn,
     extension,
 )
@@ -114,6 +115,11 @@ async def test_a_terminal_that_only_the_agent_knows_is_shown_and_no_error(
             raw.answer(request, END)
             got = [u async for u in turn]
         assert [json.loads(u.raw) for u in got] == frames
+        view = SessionView()
+        for update in got:
+            view.apply(update)
+        assert view.tool_calls["call-1"].terminals == ["call-1"]
+        assert view.tool_calls["call-1"].status == "completed"
         call: Any = got[0].value
         assert isinstance(call, v1.ToolCall)
         assert call.content == [v1.Terminal(terminal_id="call-1")]

@@ -306,6 +306,43 @@ async def test_the_command_shows_one_call_put_together_from_all_of_it(case: str)
     assert tool.id == "t"
 
 
+@pytest.mark.covers("Q-15")
+@pytest.mark.parametrize("wire", CLIENT_WIRES)
+@pytest.mark.parametrize("case", ODD_CALLS)
+async def test_so_does_a_session_s_view(wire: str, case: str) -> None:
+    async with raw_agent(wire) as (peer, raw):
+        session = await opened(peer, raw)
+        view = session.view
+        running = asyncio.ensure_future(_run(session.prompt("go")))
+        request = await raw.wait("session/prompt")
+        raw.send(*ODD_CALLS[case], reply(request, END))
+        await running
+        (call,) = view.tool_calls.values()
+        assert [entry for entry in view.entries if entry is call] == [call]
+    assert (call.title, call.status) == FOLDED[case]
+    assert call.tool_call_id == "t"
+
+
+@pytest.mark.covers("Q-13")
+async def test_a_banner_before_the_first_prompt_is_a_message_of_its_own_in_the_view() -> None:
+    async with raw_agent("memory") as (peer, raw):
+        session = await opened(peer, raw)
+        view = session.view
+        raw.send(BANNER, COMMANDS, MODE, USAGE, INFO, TOOL)
+        await raw.round_trip()
+        running = asyncio.ensure_future(_run(session.prompt("go")))
+        request = await raw.wait("session/prompt")
+        raw.send(raw.update("s1", "an"), raw.update("s1", "swer"), reply(request, END))
+        await running
+        assert [(m.kind, m.text) for m in view.messages] == [
+            ("agent", "Welcome"),
+            ("user", "go"),
+            ("agent", "answer"),
+        ]
+        assert (view.mode, view.title) == ("m", "t")
+        assert list(view.tool_calls) == ["model"]
+
+
 @pytest.mark.covers("Q-15", "Q-14")
 async def test_update_question_update_and_only_then_the_call() -> None:
     async with raw_agent("memory", Client(permissions="allow")) as (peer, raw):
