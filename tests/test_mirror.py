@@ -24,7 +24,6 @@ NOT_MIRRORED: dict[str, str] = {
 NO_MODULE_OF_ITS_OWN: dict[str, str] = {
     "sessions/test_delivery_bounds.py": "what delivery costs with a real process at the other end",
     "sessions/test_pairs.py": "the two joined sides that other tests stand on",
-    "sessions/test_raw_side.py": "the side that says exactly what a test tells it",
     "schema/test_oracle.py": "the generated types, against the official schema",
     "scripts/test_generate_conformance.py": "the generator in scripts/",
     "scripts/test_generate_schema.py": "the generator in scripts/",

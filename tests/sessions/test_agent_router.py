@@ -27,7 +27,7 @@ from antiphon import (
     extension,
 )
 from antiphon.schema import v1, v1_unstable
-from tests.sessions.raw_side import RawSide, raw_client, unshaken_client
+from antiphon.testing import RawPeer, raw_client, unshaken_client
 
 NEW: dict[str, Any] = {"cwd": "/work", "mcpServers": []}
 HELLO = {"protocolVersion": 1}
@@ -55,7 +55,7 @@ class Echo(Agent):
         return None
 
 
-async def opened(raw: RawSide, **params: Any) -> str:
+async def opened(raw: RawPeer, **params: Any) -> str:
     """A session of the raw client."""
     answer = await raw.ask("session/new", {**NEW, **params})
     session_id = answer["result"]["sessionId"]
@@ -67,19 +67,19 @@ def text(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": t} for t in texts]
 
 
-def prompt(raw: RawSide, id_: Any, session_id: str, *texts: str) -> dict[str, Any]:
+def prompt(raw: RawPeer, id_: Any, session_id: str, *texts: str) -> dict[str, Any]:
     return raw.request(id_, "session/prompt", {"sessionId": session_id, "prompt": text(*texts)})
 
 
-def cancel(raw: RawSide, session_id: str) -> dict[str, Any]:
+def cancel(raw: RawPeer, session_id: str) -> dict[str, Any]:
     return raw.notification("session/cancel", {"sessionId": session_id})
 
 
-def cancel_request(raw: RawSide, id_: Any) -> dict[str, Any]:
+def cancel_request(raw: RawPeer, id_: Any) -> dict[str, Any]:
     return raw.notification("$/cancel_request", {"requestId": id_})
 
 
-def updates(raw: RawSide, session_id: str) -> list[str]:
+def updates(raw: RawPeer, session_id: str) -> list[str]:
     """The texts of a session's updates, in the order they came."""
     return [
         frame["params"]["update"]["content"]["text"]
@@ -88,7 +88,7 @@ def updates(raw: RawSide, session_id: str) -> list[str]:
     ]
 
 
-def order(raw: RawSide) -> list[Any]:
+def order(raw: RawPeer) -> list[Any]:
     """What came, in order: ids of answers, texts of updates, names of other methods."""
     return [
         frame["id"]

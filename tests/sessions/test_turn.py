@@ -23,8 +23,8 @@ from antiphon import (
     TurnOver,
 )
 from antiphon.schema import v1, v1_unstable
+from antiphon.testing import RawPeer, raw_client
 from tests.sessions.pairs import Wire, joined
-from tests.sessions.raw_side import RawSide, raw_client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -384,7 +384,7 @@ async def test_permission_can_be_asked_for_a_title_or_any_tool_call() -> None:
 class Prompted:
     """A session of a raw client, with one prompt open: the wire of a turn, frame by frame."""
 
-    def __init__(self, raw: RawSide, session_id: str) -> None:
+    def __init__(self, raw: RawPeer, session_id: str) -> None:
         self.raw = raw
         self.session_id = session_id
 
@@ -838,10 +838,10 @@ async def test_what_ignores_even_its_own_cancellation_holds_neither_id_nor_turn(
         # The session and the very same id are free while it is still there.
         raw.send(session.prompt("q"))
         assert await session.reason("q") == "end_turn"
-        raw.frames.clear()
+        raw.forget()
         raw.send(session.prompt("q"))
         assert await session.reason("q") == "end_turn"
-        raw.frames.clear()
+        raw.forget()
         release.set()
         await asyncio.wait_for(over.wait(), 5)
         await raw.round_trip()
