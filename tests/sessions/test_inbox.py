@@ -689,6 +689,24 @@ async def test_observers_of_two_sessions_that_wait_for_each_other_do_not_wait_fo
     assert not any(inbox._awaiting for inbox in circle)
 
 
+async def test_what_comes_between_two_observers_is_for_the_second() -> None:
+    link, inbox = made()
+    seen: list[str] = []
+    stop = inbox.observe(lambda update: seen.append(f"first {update.text}"))
+    put(inbox, "a")
+    await asyncio.wait_for(inbox.settled(1), 5)
+    stop()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not inbox.observed
+    put(inbox, "b")
+    inbox.observe(lambda update: seen.append(f"second {update.text}"))
+    put(inbox, "c")
+    await ended(link, inbox)
+    assert seen == ["first a", "second b", "second c"]
+    assert link.queued_updates == 0
+
+
 async def test_an_observer_that_another_has_ended_sees_nothing_more() -> None:
     link, inbox = made()
     seen: list[str] = []
@@ -704,63 +722,131 @@ async def test_an_observer_that_another_has_ended_sees_nothing_more() -> None:
 
 
 ACTS = st.sampled_from(
-    ["put", "put", "put", "subscribe", "take", "close", "turn", "turn ends", "observe", "yield"]
+    [
+        *("put", "put", "put", "subscribe", "take", "close", "turn", "turn ends", "observe"),
+        *("stop observing", "load", "load ends", "replay", "view", "yield"),
+    ]
 )
 
 
-@settings(max_examples=150)
-@given(st.lists(st.tuples(ACTS, st.integers(0, 3)), max_size=40))
+class Follower:
+    """What one consumer should get, and what it got."""
+
+    def __init__(self, expected: list[str], take: Subscription | None = None) -> None:
+        self.expected = expected
+        self.got: list[str] = []
+        self.subscription = take
+        self.stop: Callable[[], None] = lambda: None
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(ACTS, st.integers(0, 3)), max_size=50))
 async def test_in_any_order_every_consumer_gets_its_own_in_order_and_the_budget_comes_out_even(
     steps: list[tuple[str, int]],
 ) -> None:
     link, inbox = made()
-    consumers: list[tuple[Subscription, list[str], list[str]]] = []  # (it, expected, taken)
-    unseen: list[str] = []
+    subscriptions: list[Follower] = []
+    replays: list[Follower] = []  # those that end with the load
+    observers: list[Follower] = []
+    unseen: list[tuple[str, str]] = []  # (text, label) of what nobody has taken
     turn: tuple[UpdateQueue, list[str]] | None = None
-    shown: list[tuple[list[str], list[str]]] = []  # (expected, seen) of each observer
+    view: SessionView | None = None
+    folded = ""
+    everything = ""
+
+    def consumers() -> list[Follower]:
+        return [*subscriptions, *replays, *observers]
+
     for number, (act, which) in enumerate(steps):
         if act == "put":
-            text = str(number)
+            text = f"{number};"
+            everything += text
             put(inbox, text)
-            for _, expected, _ in consumers:
-                expected.append(text)
-            for expected, _ in shown:
-                expected.append(text)
+            for follower in consumers():
+                follower.expected.append(text)
+            folded += text
             if turn is not None:
                 turn[1].append(text)
-            elif not consumers and not shown:
-                unseen.append(text)
+            elif not consumers() and view is None:
+                unseen.append((text, inbox.label))
         elif act == "subscribe":
-            consumers.append((inbox.subscribe(), unseen, []))
+            subscriptions.append(Follower([text for text, _ in unseen], inbox.subscribe()))
             unseen = []
-        elif act == "take" and consumers:
-            subscription, expected, taken = consumers[which % len(consumers)]
-            if len(taken) < len(expected):
-                taken.append((await anext(subscription)).text)
-        elif act == "close" and consumers:
-            subscription, expected, taken = consumers.pop(which % len(consumers))
-            assert taken == expected[: len(taken)]
-            subscription.close()
-        elif act == "turn" and turn is None:
+        elif act == "replay":
+            history = [text for text, label in unseen if label == "replay"]
+            unseen = [entry for entry in unseen if entry[1] != "replay"]
+            follower = Follower(history, inbox.subscribe(replay=True))
+            if inbox.label == "replay":
+                replays.append(follower)
+            else:
+                assert follower.subscription is not None
+                assert await rest(follower.subscription) == history
+        elif act == "take" and subscriptions:
+            follower = subscriptions[which % len(subscriptions)]
+            if len(follower.got) < len(follower.expected) and follower.subscription is not None:
+                follower.got.append((await anext(follower.subscription)).text)
+        elif act == "close" and subscriptions:
+            follower = subscriptions.pop(which % len(subscriptions))
+            assert follower.got == follower.expected[: len(follower.got)]
+            assert follower.subscription is not None
+            follower.subscription.close()
+        elif act == "turn" and turn is None and inbox.label != "replay":
             inbox.turn = UpdateQueue(cast("Any", link))
             turn = (inbox.turn, list[str]())
+            inbox.label = "turn"
         elif act == "turn ends" and turn is not None:
             inbox.turn = None
+            inbox.label = "session"
             assert texts(list(iter(turn[0].take, None))) == turn[1]
             turn = None
-        elif act == "observe" and not shown:
-            expected, seen = unseen, list[str]()
+        elif act == "load" and turn is None:
+            inbox.label = "replay"
+        elif act == "load ends":
+            inbox.load_ended()
+            for follower in replays:
+                assert follower.subscription is not None
+                assert await rest(follower.subscription) == follower.expected
+            replays = []
+        elif act == "observe":
+            # The first gets what nobody has taken; who joins it gets what comes from now on.
+            follower = Follower([] if inbox.observed else [text for text, _ in unseen])
+            if not inbox.observed:
+                unseen = []
+            follower.stop = inbox.observe(
+                lambda update, follower=follower: follower.got.append(update.text)  # type: ignore[misc]
+            )
+            observers.append(follower)
+        elif act == "stop observing" and observers:
+            follower = observers.pop(which % len(observers))
+            follower.stop()
+            assert follower.got == follower.expected[: len(follower.got)]
+            follower.got.append("nothing more")
+            unchanged = list(follower.got)
+            await asyncio.sleep(0)
+            assert follower.got == unchanged
+        elif act == "view" and view is None:
+            view = SessionView()
+            inbox.fold(view)
             unseen = []
-            inbox.observe(lambda update, seen=seen: seen.append(update.text))  # type: ignore[misc]
-            shown.append((expected, seen))
+            folded = ""
         elif act == "yield":
             await asyncio.sleep(0)
     if turn is not None:
         assert texts(list(iter(turn[0].take, None))) == turn[1]
+    if inbox.label == "replay":
+        inbox.load_ended()
     await ended(link, inbox)
-    for subscription, expected, taken in consumers:
-        assert taken + await rest(subscription) == expected
-    for expected, seen in shown:
-        assert seen == expected
+    for follower in (*subscriptions, *replays):
+        assert follower.subscription is not None
+        assert follower.got + await rest(follower.subscription) == follower.expected
+    for follower in observers:
+        assert follower.got == follower.expected
+    if view is not None:
+        told = "".join(message.text for message in view.messages)
+        assert told.endswith(folded)
+        # What came before is a part of what there was, in its order and each once.
+        before = iter(everything.split(";"))
+        assert all(text in before for text in told.split(";"))
     assert inbox.backlog.discard() == len(unseen)
-    assert link.queued_bytes == 0
+    assert link.queued_bytes == link.queued_updates == 0
+    assert not [name for name, _ in link.events if name == "delivery"]

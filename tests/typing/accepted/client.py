@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import assert_type
 
-from antiphon import Client, Session, spawn
+from antiphon import (
+    Client,
+    CompactionView,
+    MessageView,
+    PromptOutcome,
+    Session,
+    ToolCallView,
+    spawn,
+)
 from antiphon.runtime import Context
 from antiphon.schema import UnknownUpdate, v1, v1_unstable
 from antiphon.services import Files, Terminals
@@ -35,5 +44,16 @@ async def main() -> None:
         assert_type(turn.stop_reason, str | None)
         result = await session.prompt("again")
         assert_type(result.text, str)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(session.prompt("beside others", silence=60))
+        assert_type(task, asyncio.Task[PromptOutcome])
+        for entry in session.view.entries:
+            match entry:
+                case MessageView() | ToolCallView():
+                    print(entry.kind)
+                case CompactionView():
+                    print(entry.status)
+                case _:
+                    assert_type(entry, v1.Notice)
         answer = await agent.request(v1.ListSessionsRequest())
         assert_type(answer, v1_unstable.ListSessionsResponse)
