@@ -562,6 +562,7 @@ def updates_in(frames: list[bytes]) -> list[Any]:
 SENT = conversation(Faults(), Faults()).bytes_sent
 
 
+@pytest.mark.covers("F1")
 @pytest.mark.parametrize("direction", SENT)
 def test_a_conversation_is_the_same_with_its_bytes_cut_anywhere(direction: str) -> None:
     """Every cut position of each direction, one at a time."""
@@ -573,12 +574,14 @@ def test_a_conversation_is_the_same_with_its_bytes_cut_anywhere(direction: str) 
             assert_whole(conversation(Faults(), faults))
 
 
+@pytest.mark.covers("F1")
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 100])
 def test_a_conversation_is_the_same_in_small_pieces(size: int) -> None:
     faults = Faults(chunks=size)
     assert_whole(conversation(faults, faults, turns=2), turns=2)
 
 
+@pytest.mark.covers("F6")
 @given(st.integers(0, 1 << 32), st.integers(0, 1 << 32))
 @settings(max_examples=80)
 def test_a_conversation_is_the_same_with_any_cuts_and_delays(one: int, other: int) -> None:
@@ -598,6 +601,7 @@ def test_on_a_damaged_stream_nothing_hangs_and_nothing_is_made_up(
     assert_sound(outcome)
 
 
+@pytest.mark.covers("FF-12")
 @pytest.mark.parametrize("direction", SENT)
 @pytest.mark.parametrize("kind", ["die_at", "end_at"])
 def test_a_stream_that_ends_at_any_byte_leaves_nobody_waiting(kind: str, direction: str) -> None:
