@@ -669,6 +669,26 @@ async def test_history_can_be_iterated_before_the_answer_is_there() -> None:
         assert [update async for update in session.replay()] == []
 
 
+async def test_a_load_behind_what_another_session_leaves_lying_fails_past_the_overdraft() -> None:
+    client = Client(on_update=lambda update: None)  # takes the history: that is not the reason
+    async with raw_agent(client, EVERYTHING, limits=Limits(queue_bytes=10_000)) as (peer, raw):
+        hog = await opened(peer, raw, "hog")
+        async with hog.prompt("go") as turn:
+            prompt = await raw.wait("session/prompt")
+            loading = asyncio.ensure_future(peer.load_session("s1", cwd="/"))
+            await raw.wait("session/load")
+            for _ in range(30):
+                raw.send(*(raw.update("hog", "x" * 100) for _ in range(10)))
+                await asyncio.sleep(0)
+            with pytest.raises(LimitExceeded):
+                await asyncio.wait_for(loading, 5)
+            assert peer.connection.reading_paused
+            raw.answer(prompt, {"stopReason": "end_turn"})
+            async for _update in turn:
+                pass
+        assert turn.stop_reason == "end_turn"
+
+
 async def test_a_load_is_not_sent_and_nothing_registered_until_it_is_used() -> None:
     async with raw_agent(capabilities=EVERYTHING) as (peer, raw):
         peer.load_session("s")

@@ -372,7 +372,6 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         connection.set_blocking(self, blocking=True)
         await self.session.cancel()
         limit = connection.limits.cancel_backstop
-        self.end_within(limit)
         try:
             async with asyncio.timeout(max(limit, 0.001)):
                 await asyncio.shield(self._over)
