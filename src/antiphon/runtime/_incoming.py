@@ -24,7 +24,7 @@ from antiphon._errors import (
     RequestCancelled,
     RequestError,
 )
-from antiphon.runtime._reply import DEFERRED, settled
+from antiphon.runtime._reply import DEFERRED_MARK, settled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -190,7 +190,7 @@ class Incoming:
                 if call.withdrawn:
                     raise RequestCancelled  # noqa: TRY301  (the same boundary answers it)
                 value = await route.invoke(params, context)
-                if value is DEFERRED or call.deferred is not None:
+                if value is DEFERRED_MARK or call.deferred is not None:
                     value = await settled(value, context)
                 frame = self._protocol.result(call.id, route.encode(value))
                 succeeded = frame is not None

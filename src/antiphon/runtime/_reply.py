@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Never
 
 from antiphon._errors import InternalError, RequestCancelled
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from antiphon.runtime._context import Context
     from antiphon.runtime._incoming import InboundCall
 
-__all__ = ["DEFERRED", "Obligation", "Reply", "deferrable", "settled"]
+__all__ = ["DEFERRED", "DEFERRED_MARK", "Obligation", "Reply", "deferrable", "settled"]
 
 log = logging.getLogger("antiphon.connection")
 
@@ -35,9 +35,11 @@ class _Deferred:
         return "antiphon.DEFERRED"
 
 
-#: What a handler returns whose `Reply` will be sent by somebody else. Typed as anything: a handler
-#: keeps the result type of its method.
-DEFERRED: Final[Any] = _Deferred()
+#: The same as `DEFERRED`, for comparing with it.
+DEFERRED_MARK: Final[Any] = _Deferred()
+#: What a handler returns whose `Reply` will be sent by somebody else. It has the type that may stand
+#: for any other, so a handler keeps the result type of its method.
+DEFERRED: Final[Never] = DEFERRED_MARK
 
 
 class Obligation:
@@ -236,11 +238,11 @@ async def settled(result: Any, context: Context) -> Any:
     call = context.call
     obligation = None if call is None else call.deferred
     if call is None or obligation is None:
-        if result is DEFERRED:
+        if result is DEFERRED_MARK:
             msg = f"the handler of {context.method} returned DEFERRED without ctx.defer()"
             raise TypeError(msg)
         return result
-    if result is not DEFERRED and result is not None:
+    if result is not DEFERRED_MARK and result is not None:
         msg = (
             f"the handler of {context.method} called ctx.defer() and returned "
             f"{type(result).__name__} instead of DEFERRED"
@@ -259,7 +261,7 @@ def deferrable(
 
     async def invoke(params: Any, context: Any) -> Any:
         result = await handler(params, context)
-        if result is DEFERRED or context.call.deferred is not None:
+        if result is DEFERRED_MARK or context.call.deferred is not None:
             return await settled(result, context)
         return result
 
