@@ -1,9 +1,9 @@
 """What a turn looks like from outside: updates folded into things that can be shown.
 
 A display (`_plain`, `_pleasant`) is told of messages, plans and tool calls as they are *now*; here is
-the bookkeeping that makes it so. It believes no agent to be tidy: a tool call may be announced
-twice, never, or only by the permission request about it (quirks 14, 15), and a terminal may be one
-that nobody here started (quirk 22). Colours, lines and windows are the display's business.
+the way there. It believes no agent to be tidy: a tool call may be announced twice, never, or only by
+the permission request about it (quirks 14, 15; `antiphon.SessionView` puts it together), and a
+terminal may be one that nobody here started (quirk 22). Colours, lines and windows are the display's business.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from antiphon import SessionView
 from antiphon.schema import v1_unstable as v1
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from antiphon import Update
+    from antiphon import ToolCallView, Update
 
 __all__ = [
     "Display",
@@ -138,11 +139,11 @@ class Display(Protocol):
 
 
 class View:
-    """The tool calls of a run by session and id, and the way from an update to the display."""
+    """The way from an update to the display; what tool calls add up to, a `SessionView` knows."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
-        self._tools: dict[tuple[str, str], ToolView] = {}
+        self._sessions: dict[str, SessionView] = {}
         # The message whose chunks come now, None between messages; and how the last one ended.
         self._message: tuple[str, str] | None = None
         self._named: tuple[str, str] | None = None
@@ -204,40 +205,38 @@ class View:
 
     def fold(self, session_id: str, call: v1.ToolCall | v1.ToolCallUpdate) -> ToolView:
         """What is known of a tool call now that `call` says this about it."""
-        key = (session_id, call.tool_call_id)
-        tool = self._tools.get(key)
-        if tool is None:
-            tool = self._tools[key] = ToolView(id=call.tool_call_id)
-        # Absent and null both mean "as before" here (acp-v1 §4); a list replaces the whole list.
-        if isinstance(call.title, str):
-            tool.title = call.title
-        if isinstance(call.kind, str):
-            tool.kind = call.kind
-        if isinstance(call.status, str):
-            tool.status = call.status
-        if isinstance(call.locations, list) and call.locations:
-            tool.locations = tuple(_location(location) for location in call.locations)
-        if isinstance(call.content, list) and call.content:
-            self._content(tool, call.content)
-        tool.command = _command(call.raw_input) or tool.command
-        return tool
+        view = self._sessions.get(session_id)
+        if view is None:
+            view = self._sessions[session_id] = SessionView()
+        return _shown(view.apply_tool_call(call))
 
-    def _content(self, tool: ToolView, content: Sequence[Any]) -> None:
-        changes: list[FileChange] = []
-        terminals: list[str] = []
-        text: list[str] = []
-        for item in content:
-            match item:
-                case v1.Diff():
-                    old = item.old_text if isinstance(item.old_text, str) else None
-                    changes.append(FileChange(item.path, old, item.new_text))
-                case v1.Terminal():
-                    terminals.append(item.terminal_id)
-                case v1.Content():
-                    text.append(block_text(item.content))
-                case _:
-                    pass
-        tool.changes, tool.terminals, tool.text = tuple(changes), tuple(terminals), "\n".join(text)
+
+def _shown(tool: ToolCallView) -> ToolView:
+    changes: list[FileChange] = []
+    terminals: list[str] = []
+    text: list[str] = []
+    for item in tool.content:
+        match item:
+            case v1.Diff():
+                old = item.old_text if isinstance(item.old_text, str) else None
+                changes.append(FileChange(item.path, old, item.new_text))
+            case v1.Terminal():
+                terminals.append(item.terminal_id)
+            case v1.Content():
+                text.append(block_text(item.content))
+            case _:
+                pass
+    return ToolView(
+        id=tool.tool_call_id,
+        title=tool.title,
+        kind=tool.kind,
+        status=tool.status,
+        locations=tuple(_location(location) for location in tool.locations),
+        changes=tuple(changes),
+        terminals=tuple(terminals),
+        text="\n".join(text),
+        command=_command(tool.raw_input),
+    )
 
 
 def block_text(block: object) -> str:
