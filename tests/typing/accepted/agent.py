@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from antiphon import Agent, AgentContext, Capabilities, RequestError, Turn, extension, serve_stdio
+from antiphon import (
+    DEFERRED,
+    Agent,
+    AgentContext,
+    Capabilities,
+    Reply,
+    RequestError,
+    TelemetryEvent,
+    Turn,
+    extension,
+    serve_stdio,
+)
 from antiphon.runtime import Context
 from antiphon.schema import v1, v1_unstable
 
@@ -27,6 +38,14 @@ class Coder(Agent):
     # Nothing is required in the answer, so none need be made; and ctx says whose it is.
     async def close_session(self, params: v1.CloseSessionRequest, ctx: AgentContext) -> None:
         ctx.session().cancel()
+
+    # Answered later, by whoever has the reply, and its result type is that of the method.
+    async def list_sessions(
+        self, params: v1.ListSessionsRequest, ctx: AgentContext
+    ) -> v1.ListSessionsResponse:
+        reply: Reply = ctx.defer()
+        reply.on_cancel(lambda: print(reply.fail(RequestError.of(-32800, "stopped"))))
+        return DEFERRED
 
     async def prompt(self, turn: Turn) -> v1.PromptResponse | None:
         await turn.think("first look")
@@ -53,5 +72,9 @@ class Short(Agent):
         return "refusal" if "?" in turn.text else "end_turn"
 
 
+def watch(event: TelemetryEvent) -> None:
+    print(event.kind, event.name, event.facts)
+
+
 if __name__ == "__main__":
-    serve_stdio(Coder())
+    serve_stdio(Coder(), telemetry=watch)
