@@ -549,6 +549,8 @@ def updates_in(frames: list[bytes]) -> list[Any]:
         except ValueError:
             continue
         match message:
+            case {"jsonrpc": version} if version != "2.0":
+                pass  # refused, and said so
             case {
                 "method": "session/update",
                 "params": {"sessionId": "s1", "update": {} as update},
