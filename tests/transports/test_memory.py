@@ -137,6 +137,20 @@ async def test_closing_ends_both_sides_after_what_was_sent() -> None:
     assert there.lost.is_set()
 
 
+async def test_what_the_peer_has_not_taken_is_told_by_its_bytes() -> None:
+    one, _, other, there = await started()
+    assert one.unsent == 0
+    other.pause_reading()
+
+    one.send([b"x" * 1000, b"y" * 500])
+    one.send([b"z"])
+    assert (one.unsent, other.unsent) == (1501, 0)
+
+    other.resume_reading()
+    await there.have(3)
+    assert one.unsent == 0
+
+
 async def test_a_paused_reader_gets_what_was_sent_and_the_end_when_the_peer_has_gone() -> None:
     one, _, other, there = await started()
     other.pause_reading()

@@ -157,6 +157,24 @@ async def test_a_slow_peer_pauses_the_sender_and_delays_no_reading() -> None:
         assert wire.receiver.room == ["pause", "resume"]
 
 
+async def test_what_the_descriptor_has_not_taken_is_told_by_its_bytes() -> None:
+    async with Wire() as wire:
+        assert wire.stream.unsent == 0
+        sent = 0
+        while not wire.receiver.room:
+            wire.stream.send([b"x" * 999])
+            sent += 1000
+        before = wire.stream.unsent
+        assert 65_536 < before < sent
+        wire.stream.send([b"x" * 999])
+        assert wire.stream.unsent == before + 1000
+
+        read = len(await asyncio.to_thread(os.read, wire.from_it, 65_536))
+        while wire.stream.unsent == before + 1000:  # until the loop has written what fits again
+            await asyncio.sleep(0)
+        assert before + 1000 - read <= wire.stream.unsent < before + 1000
+
+
 async def test_a_peer_that_takes_no_more_is_lost_after_what_it_sent_also_while_paused() -> None:
     async with Wire() as wire:
         wire.stream.pause_reading()
