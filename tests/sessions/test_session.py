@@ -1064,9 +1064,10 @@ async def test_an_answer_in_time_ends_the_bound_with_the_turn() -> None:
 
 
 @pytest.mark.covers("FF-12")
-async def test_a_turn_that_is_left_gets_its_answer_past_a_budget_that_another_session_has_spent() -> (
-    None
-):
+@pytest.mark.parametrize("how", ["left", "cancelled"])
+async def test_a_turn_being_cancelled_gets_its_answer_past_a_budget_that_another_has_spent(
+    how: str,
+) -> None:
     async with raw_agent(limits=Limits(queue_bytes=10_000)) as (peer, raw):
         idle, busy = await opened(peer, raw, "idle"), await opened(peer, raw, "busy")
         async with busy.prompt("go") as turn:
@@ -1075,8 +1076,29 @@ async def test_a_turn_that_is_left_gets_its_answer_past_a_budget_that_another_se
             while not peer.connection.reading_paused:
                 await asyncio.sleep(0)
             raw.send(raw.update("idle", "one more"), ends(request, "cancelled"))
+            if how == "cancelled":
+                await turn.cancel()
+                assert await texts(turn) == []
         assert turn.stop_reason == "cancelled"
         idle.updates().close()
+        assert peer.connection.queued_bytes == 0
+
+
+async def test_a_turn_that_was_cancelled_may_be_iterated_however_much_still_comes() -> None:
+    async with raw_agent(limits=Limits(queue_bytes=10_000)) as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            await turn.cancel()
+            for number in range(30):
+                raw.send(*(raw.update("s1", f"{number}-{n}") for n in range(10)))
+            raw.send(ends(request, "cancelled"))
+            got: list[str] = []
+            async for update in turn:
+                got.append(update.text)
+                await asyncio.sleep(0)
+        assert got == [f"{number}-{n}" for number in range(30) for n in range(10)]
+        assert turn.stop_reason == "cancelled"
         assert peer.connection.queued_bytes == 0
 
 

@@ -170,6 +170,11 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             # Many agents ignore `$/cancel_request`: tell them in the way they all know.
             session.peer.notify_cancel(session.session_id)
 
+    def can_wait(self) -> bool:
+        """A turn that was cancelled may still be iterated, with more waiting than any budget."""
+        inbox = self.session.inbox
+        return inbox.turn is self._queue and inbox.held()[1] > inbox.connection.limits.queue_bytes
+
     def _end(self, result: Any, error: Exception | None) -> None:
         inbox = self.session.inbox
         self._raw, self._error = result, error
@@ -368,8 +373,6 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             return
         connection = self.session.inbox.connection
         self._over = connection.create_future()
-        # From here on somebody waits for the answer, and nobody for what is before it.
-        connection.set_blocking(self, blocking=True)
         await self.session.cancel()
         limit = connection.limits.cancel_backstop
         try:
@@ -608,6 +611,8 @@ class Session:
         if turn is None:
             return
         self.peer.notify_cancel(self.session_id)
+        # From here on it is the answer that somebody waits for: it is read past a spent budget.
+        self.inbox.connection.set_blocking(turn, blocking=True)
         if isinstance(backstop, UnsetType):
             backstop = self.inbox.connection.limits.cancel_backstop
         if backstop is not None:
