@@ -61,8 +61,8 @@ class Connection(Budget):
     """The runtime of one link, for either side. Satisfies `transports.Receiver`.
 
     What sessions do with it: `open_call`, `request`, `answer_to`, `notify`, `abandon`, `fail`,
-    `linger`, `set_blocking` and `check_frame` are those of `Outgoing`; `answer` that of `Incoming`; `send` and `flush` those of
-    `Writer`; `emit` that of `Telemetry`.
+    `linger`, `set_blocking` and `check_frame` are those of `Outgoing`; `answer` that of `Incoming`;
+    `send` and `flush` those of `Writer`; `emit` that of `Telemetry`.
 
     Args:
         transport: moves the frames; owned from here on.
