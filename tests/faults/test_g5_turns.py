@@ -522,42 +522,39 @@ async def test_a_turn_that_streams_all_and_never_answers_ends_at_the_caller_s_bo
 
 
 @pytest.mark.covers("FF-29")
-@pytest.mark.parametrize("wire", CLIENT_WIRES)
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("by", ["prompt", "limits"])
-async def test_a_turn_may_take_long_but_not_be_silent_for_long(wire: str, by: str) -> None:
-    limits = Limits(cancel_backstop=0.2, silence_timeout=0.4 if by == "limits" else None)
-    async with raw_agent(wire, limits=limits) as (peer, raw):
+async def test_a_turn_may_take_long_but_not_be_silent_for_long(by: str) -> None:
+    limits = Limits(cancel_backstop=5, silence_timeout=60 if by == "limits" else None)
+    async with raw_agent("memory", limits=limits) as (peer, raw):
         session = await opened(peer, raw)
-        more: dict[str, Any] = {"silence": 0.4} if by == "prompt" else {}
+        more: dict[str, Any] = {"silence": 60} if by == "prompt" else {}
         running = begun(session.prompt("go", **more))
         await raw.wait("session/prompt")
-        for n in range(8):  # twice as long as it may be silent
+        for n in range(20):
             raw.send(raw.update("s1", str(n)))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(50)
         assert not running.done()
-        begin = time.monotonic()
         with pytest.raises(SilenceTimeout):
             await running
-        assert time.monotonic() - begin < 3
         await raw.wait("session/cancel")
 
 
 @pytest.mark.covers("FF-29")
-@pytest.mark.parametrize("wire", CLIENT_WIRES)
-async def test_a_person_who_thinks_is_no_silence(wire: str) -> None:
+@pytest.mark.virtual_time
+async def test_a_person_who_thinks_is_no_silence() -> None:
     decided = asyncio.Event()
 
     async def decide(params: Any, ctx: ClientContext) -> bool:
         await decided.wait()
         return True
 
-    async with raw_agent(wire, Client(permissions=decide), limits=SHORT) as (peer, raw):
+    async with raw_agent("memory", Client(permissions=decide)) as (peer, raw):
         session = await opened(peer, raw)
-        running = begun(session.prompt("go", silence=0.2))
+        running = begun(session.prompt("go", silence=10))
         request = await raw.wait("session/prompt")
         raw.send(question(3, "allow_once"))
-        await raw.round_trip()
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(300)
         assert not running.done()
         decided.set()
         await raw.answer_to(3)
