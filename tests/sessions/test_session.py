@@ -1092,6 +1092,8 @@ async def test_a_turn_that_was_cancelled_may_be_iterated_however_much_still_come
             await turn.cancel()
             for number in range(30):
                 raw.send(*(raw.update("s1", f"{number}-{n}") for n in range(10)))
+                await asyncio.sleep(0)
+            assert peer.connection.reading_paused
             raw.send(ends(request, "cancelled"))
             got: list[str] = []
             async for update in turn:
