@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -148,6 +149,35 @@ def test_what_ignores_term_is_killed_after_two_seconds(
     os.waitpid(pid, 0)
 
 
+# Those that stand at /bin/sh on some system, as far as they are here; each acts as `sh` by that name.
+SHELLS = [name for name in ("dash", "bash", "busybox", "mksh", "zsh") if shutil.which(name)]
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_any_shell_will_do(
+    name: str,
+    own: Guard,
+    groups: Callable[..., Group],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = tmp_path / "sh"
+    shell.symlink_to(str(shutil.which(name)))
+    monkeypatch.setattr(_guard, "SHELL", str(shell))
+    polite, taken_back = groups(), groups()
+    stubborn = groups("trap '' TERM; echo; while :; do sleep 60; done")
+    for group in (polite, taken_back, stubborn):
+        own.add(group.pid)
+    own.remove(taken_back.pid)
+
+    pid = die(own)
+
+    assert gone_within(10, polite.pid, stubborn.pid)
+    assert (polite.end(), stubborn.end()) == (-signal.SIGTERM, -signal.SIGKILL)
+    assert os.waitpid(pid, 0) == (pid, 0)
+    assert alive(taken_back.pid)
+
+
 def test_a_group_is_asked_before_it_is_killed(
     own: Guard, groups: Callable[..., Group], tmp_path: Path
 ) -> None:
@@ -231,6 +261,8 @@ def test_it_holds_nothing_of_ours(own: Guard, monkeypatch: pytest.MonkeyPatch) -
 
 def test_its_command_line_says_what_it_is(own: Guard) -> None:
     own.add(2_000_000_000)
+    assert own.pid is not None
+    begun(own.pid)
 
     words = psutil.Process(own.pid).cmdline()
 

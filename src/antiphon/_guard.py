@@ -45,6 +45,7 @@ CLOSE_WAIT = 0.5
 
 # A line that has no end is one that we died over, and counts for nothing: it may be half a number.
 # What is gone is forgotten at once, so that its number cannot be somebody else's when KILL is sent.
+# `kill -s TERM -- -1` is what POSIX has; BusyBox does not know it, and every shell knows this way.
 _SCRIPT = """\
 # antiphon: when process {pid} has died, this ends the process groups that it leaves behind.
 trap '' HUP INT QUIT TERM
@@ -56,15 +57,15 @@ while read -r line; do
   -*) case $own in *" $group "*) own="${{own%%" $group "*}} ${{own#*" $group "}}" ;; esac ;;
   esac
 done
-for group in $own; do kill -s TERM -- "-$group"; done
+for group in $own; do kill -TERM "-$group"; done
 for tenth in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
   left=
-  for group in $own; do kill -s 0 -- "-$group" && left="$left $group"; done
+  for group in $own; do kill -0 "-$group" && left="$left $group"; done
   own=$left
   [ "$own" ] || exit 0
   sleep 0.1 || sleep 2
 done
-for group in $own; do kill -s KILL -- "-$group"; done
+for group in $own; do kill -KILL "-$group"; done
 """
 
 # Not every system has it; where it is missing, the interpreter ignores SIGPIPE all the same.
