@@ -11,7 +11,16 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from antiphon import Agent, ConnectionClosed, Limits, RequestError, TurnOver
+from antiphon import (
+    DEFERRED,
+    Agent,
+    AntiphonError,
+    ConnectionClosed,
+    Limits,
+    RequestError,
+    TurnOver,
+    extension,
+)
 from antiphon.schema import v1, v1_unstable
 from antiphon.sessions import ClientPeer
 from tests.interleavings.link import Link
@@ -45,6 +54,8 @@ class Asked:
     may_be_refused: bool = False
     must_be_refused: bool = False
     cancelled_at: float = -1.0
+    #: What the deferred reply was sent with, once that was taken.
+    replied: int | None = None
 
     @property
     def over(self) -> bool:
@@ -161,6 +172,19 @@ class Puppet(Agent):
             raise KeyError(msg)
         return v1.SetSessionModeResponse()
 
+    @extension("_x/defer")
+    async def defer(self, params: Any, ctx: Any) -> Any:
+        """Answered by a step, by a task that ends without, or never."""
+        world = self.world
+        asked = world.by_id[str(_id_of(ctx))]
+        adopter = None
+        if asked.number % 4 == 0:
+            adopter = world.start(world.adopt(asked))
+        world.replies.append((asked, ctx.defer(adopter)))
+        if asked.number % 5 == 0:
+            await asyncio.sleep(0)
+        return DEFERRED
+
     async def prompt(self, turn: Turn) -> Any:
         world = self.world
         handler = Handler(world, turn, world.prompts[int(turn.text)])
@@ -177,6 +201,7 @@ class Puppet(Agent):
 class AgentWorld(World):
     """Steps of the client, of the link and of the agent's handlers."""
 
+    meant = ("dup_reply",)
     weights = {  # noqa: RUF012  (a table)
         "deliver": 30,
         "turn": 14,
@@ -192,6 +217,8 @@ class AgentWorld(World):
         "cancel_request": 4,
         "again": 2,
         "set_mode": 4,
+        "defer": 4,
+        "reply": 6,
         "load": 3,
         "close": 2,
         "noise": 2,
@@ -204,13 +231,19 @@ class AgentWorld(World):
         super().__init__(variant)
         self.link = Link(self._written, self._arriving, self.failed)
         self.peer = ClientPeer(
-            self.link, Puppet(self), limits=Limits(cancel_backstop=BACKSTOP, request_timeout=None)
+            self.link,
+            Puppet(self),
+            limits=Limits(cancel_backstop=BACKSTOP, request_timeout=None),
+            telemetry=self.hear,
         )
         self.link.before = self.sync
         self.by_id: dict[str, Asked] = {}
         self.prompts: dict[int, Asked] = {}
         self.handlers: list[Handler] = []
         self.questions: list[dict[str, Any]] = []
+        #: Requests whose answer was put off, and what they are to be answered through.
+        self.replies: list[tuple[Asked, Any]] = []
+        self.adopted: list[asyncio.Event] = []
         self.answered: list[Any] = []
         #: What our agent was answered, by the tool call that it asked for.
         self.answers: dict[str, str] = {}
@@ -270,6 +303,8 @@ class AgentWorld(World):
             return
         if asked.method == "session/prompt":
             self._check_outcome(asked, frame)
+        elif asked.method == "_x/defer":
+            self._check_deferred(asked, frame)
         elif asked.method == "session/close" and "result" in frame:
             for other in self.prompts.values():
                 open_ = other.delivered and not other.over and not other.may_be_refused
@@ -283,6 +318,17 @@ class AgentWorld(World):
                 self.known.append(asked.session_id)
             if self._unwritten(asked.session_id, -asked.number):
                 self.violated(f"{asked.method} was answered before its history was written")
+
+    def _check_deferred(self, asked: Asked, frame: dict[str, Any]) -> None:
+        code = frame.get("error", {}).get("code")
+        if asked.replied is not None:
+            if asked.replied not in (frame.get("result", {}).get("n"), code):
+                self.violated(f"{asked.id} was answered with {asked.replied}: {frame}")
+        elif code == -32800:
+            if not asked.withdrawn:
+                self.violated(f"{asked.id} was withdrawn by nobody: {frame}")
+        elif code != -32603:
+            self.violated(f"{asked.id} was answered by nobody: {frame}")
 
     def _unwritten(self, session_id: str, prompt: int) -> list[tuple[int, int]]:
         written = set(self.written.get(session_id, ()))
@@ -411,8 +457,10 @@ class AgentWorld(World):
         entries.append(entry)
         try:
             await session.set_mode(f"{number}/0")
-        except ConnectionClosed:
+        except AntiphonError as error:
             entries.remove(entry)
+            if session_id in self.known and not isinstance(error, ConnectionClosed):
+                self.violated(f"{session_id} is open, and an update about it raised {error!r}")
 
     async def replay(self, ctx: Any, session_id: str) -> None:
         number = self.number()
@@ -582,6 +630,37 @@ class AgentWorld(World):
             names = ("say", "say", "say", "ask", "subtask", "tell", "end")
             running[a % len(running)].tell(names[b % 7], a)
 
+    async def adopt(self, asked: Asked) -> None:
+        """Will answer, until a step ends it."""
+        event = asyncio.Event()
+        self.adopted.append(event)
+        if not self.ending:
+            await event.wait()
+
+    async def do_defer(self, a: int, b: int) -> None:
+        self.ask("_x/defer", "", {})
+
+    async def do_reply(self, a: int, b: int) -> None:
+        """Send a deferred reply, perhaps once more; let one go; end a task that had taken one on."""
+        if b % 8 == 7 and self.adopted:
+            self.adopted.pop(0).set()
+        elif b % 8 == 6 and self.replies:
+            self.replies.pop(a % len(self.replies))
+        elif self.replies:
+            self._reply(*self.replies[a % len(self.replies)], fail=b % 8 == 5)
+
+    def _reply(self, asked: Asked, reply: Any, *, fail: bool) -> None:
+        number = self.number()
+        taken = reply.fail(RequestError(number, "no")) if fail else reply.send({"n": number})
+        if taken:
+            if asked.replied is not None or asked.over:
+                self.violated(f"{asked.id} took a second answer")
+            asked.replied = number
+        elif asked.replied is None and not asked.over:
+            free = asked.withdrawn or self.gone or self.input_ended or asked.number % 4 == 0
+            if not free:
+                self.violated(f"{asked.id} is open, and took no answer")
+
     async def do_subtask_goes_on(self, a: int, b: int) -> None:
         for handler in self.handlers:
             if handler.subtasks:
@@ -607,6 +686,8 @@ class AgentWorld(World):
             for event in handler.subtasks:
                 event.set()
         assert self._serving is not None
+        for event in self.adopted:
+            event.set()
         await closing
         await self._serving
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -629,6 +710,9 @@ class AgentWorld(World):
                 handler.tell("end", 0)
                 while handler.subtasks:
                     handler.subtasks.pop().set()
+            for asked, reply in self.replies:
+                self._reply(asked, reply, fail=False)
+            self.replies.clear()
             while self.questions:
                 self._answer(self.questions.pop(), "reject_once")
             self.link.deliver(1 << 20)

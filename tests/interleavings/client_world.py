@@ -276,7 +276,9 @@ class ClientWorld(World):
         await self.turns(3)
 
     async def _connect(self, limits: Limits) -> AgentPeer:
-        return await connect(self.link, client=Watcher(self), limits=limits)
+        # With a hook every update is told to it as well, which is another way through.
+        hook = self.hear if self._variant % 5 else None
+        return await connect(self.link, client=Watcher(self), limits=limits, telemetry=hook)
 
     async def step(self, step: Step) -> None:
         self.sync()
@@ -773,7 +775,8 @@ class ClientWorld(World):
         model = self.model.sessions.get(session.session_id)
         if model is None or model.closing:
             return
-        consumer = self.model.joined(model.observe(f"observer {self.number()}"))
+        first = not session.inbox.observed
+        consumer = self.model.joined(model.observe(f"observer {self.number()}", first=first))
 
         def sync(update: Update) -> None:
             self._see(consumer, update)

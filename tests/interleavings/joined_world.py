@@ -131,7 +131,9 @@ class JoinedWorld(World):
         self.client_link = Link(self._from_client, self._reaching_client, self.failed)
         self.agent_link = Link(self._from_agent, self._reaching_agent, self.failed)
         limits = Limits(cancel_backstop=BACKSTOP)
-        self.client_peer = ClientPeer(self.agent_link, Worker(self), limits=limits)
+        self.client_peer = ClientPeer(
+            self.agent_link, Worker(self), limits=limits, telemetry=self.hear
+        )
         self.agent_link.before = self.client_peer.connection.flush
         self.agent_peer: AgentPeer
         self.exchanges: dict[int, Exchange] = {}
@@ -225,7 +227,7 @@ class JoinedWorld(World):
 
     async def _connect(self, client: Client) -> AgentPeer:
         limits = Limits(cancel_backstop=BACKSTOP)
-        return await connect(self.client_link, client=client, limits=limits)
+        return await connect(self.client_link, client=client, limits=limits, telemetry=self.hear)
 
     async def _decide(self, params: Any, ctx: Any) -> bool:
         await asyncio.sleep(0)

@@ -72,7 +72,6 @@ class SessionModel:
     opened: bool = False
     loading: bool = False
     closing: bool = False
-    observed_before: bool = False
     backlog: list[Entry] = field(default_factory=list[Entry])
     consumers: list[Consumer] = field(default_factory=list[Consumer])
 
@@ -113,11 +112,14 @@ class SessionModel:
         self.consumers.append(consumer)
         return consumer
 
-    def observe(self, name: str) -> Consumer:
+    def observe(self, name: str, *, first: bool) -> Consumer:
+        """The first observer gets the backlog as well.
+
+        `first` after others have left is told, not concluded: the last of them may still be busy.
+        """
         consumer = Consumer(name, observes=True)
-        if not self.observed_before:
+        if first:
             consumer.expected, self.backlog = self.backlog, []
-        self.observed_before = True
         self.consumers.append(consumer)
         return consumer
 
@@ -296,7 +298,7 @@ class DeliveryModel:
         """A session becomes known; what came for it before is its (DESIGN §4.3)."""
         session = self.sessions[session_id] = SessionModel(session_id)
         if self.watches_all:
-            self.joined(session.observe(f"the client's observer of {session_id}"))
+            self.joined(session.observe(f"the client's observer of {session_id}", first=True))
         strays, self._strays = self._strays, []
         for stray_id, number in strays:
             if stray_id == session_id:

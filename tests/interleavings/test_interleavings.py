@@ -37,6 +37,7 @@ WORLDS: dict[str, type[World]] = {
 SHARES = {"client": 40, "agent": 35, "joined": 25}
 
 
+@pytest.mark.alarms("dup_reply")
 @pytest.mark.bound(300)
 @pytest.mark.parametrize("kind", WORLDS)
 def test_no_random_interleaving_breaks_the_delivery_contract(
@@ -193,15 +194,15 @@ FAULTS = [
 @pytest.mark.alarms("delivery", "dispatch_failed", "dup_reply")
 @pytest.mark.bound(60)
 @pytest.mark.parametrize(
-    ("kind", "put_in"), FAULTS, ids=[f"{kind}-{fault.__name__}" for kind, fault in FAULTS]
+    ("kind", "control"), FAULTS, ids=[f"{kind}-{fault.__name__}" for kind, fault in FAULTS]
 )
 def test_a_fault_in_the_library_is_found(
     kind: str,
-    put_in: Callable[[pytest.MonkeyPatch], None],
+    control: Callable[[pytest.MonkeyPatch], None],
     monkeypatch: pytest.MonkeyPatch,
     seed: Seed,
 ) -> None:
-    put_in(monkeypatch)
+    control(monkeypatch)
     world = WORLDS[kind]
 
     with pytest.raises(Failure, match="ANTIPHON_SEED="):
@@ -211,6 +212,7 @@ def test_a_fault_in_the_library_is_found(
 # ------------------------------------------------------------------ seeds and shrinking
 
 
+@pytest.mark.alarms("dup_reply")
 @pytest.mark.parametrize("kind", WORLDS)
 def test_a_seed_names_a_run_exactly(kind: str, seed: Seed) -> None:
     world = WORLDS[kind]
@@ -272,6 +274,7 @@ def test_a_task_that_is_left_and_a_wait_without_end_are_findings(step: str, told
     assert told in violations[0]
 
 
+@pytest.mark.alarms("dup_reply")
 def test_a_step_that_means_nothing_now_does_nothing() -> None:
     for kind, world in WORLDS.items():
         program = random_program(Random(kind), world.weights, 5)

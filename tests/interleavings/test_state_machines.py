@@ -88,6 +88,7 @@ def machine_of(world_type: type[World]) -> type[RuleBasedStateMachine]:
     return Machine
 
 
+@pytest.mark.alarms("dup_reply")
 @pytest.mark.bound(120)
 @pytest.mark.parametrize("world_type", WORLDS)
 def test_no_machine_finds_a_program_that_breaks_the_contract(
@@ -99,6 +100,7 @@ def test_no_machine_finds_a_program_that_breaks_the_contract(
 
 
 @pytest.mark.alarms("delivery", "dispatch_failed", "dup_reply")
+@pytest.mark.alarms("delivery")
 @pytest.mark.bound(120)
 def test_a_machine_finds_a_fault_in_the_library(
     seed: Seed, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from random import Random
 
+    from antiphon import TelemetryEvent
+
 __all__ = ["Program", "Step", "World", "random_program", "run_program"]
 
 
@@ -32,6 +34,8 @@ Program = list[Step]
 class World:
     """Base of the worlds: runs the steps of a program and keeps what is found wrong."""
 
+    #: Events that the world itself provokes.
+    meant: tuple[str, ...] = ()
     #: Names of the steps it understands, each with its weight among random ones.
     weights: dict[str, int]
 
@@ -55,6 +59,12 @@ class World:
         """Something raised what it must not: our side, or this world."""
         place = traceback.extract_tb(error.__traceback__)[-1:]
         self.violated(f"{error!r} was raised in {place}")
+
+    def hear(self, event: TelemetryEvent) -> None:
+        """A telemetry hook: some events can only come of a mistake in the library."""
+        wrong = event.kind == "invariant" or event.facts.get("decision") == "fail"
+        if wrong and event.name not in self.meant:
+            self.violated(f"the library noticed its own mistake: {event}")
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.loop.create_task(work)
