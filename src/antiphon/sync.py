@@ -630,8 +630,8 @@ class Session:
 
         For another thread than the one that waits for the turn; that one may use Ctrl-C, or leave
         the turn's block. Permission requests of the turn are answered cancelled. An agent that has
-        not answered after `backstop` seconds (UNSET: `Limits.cancel_backstop`, None: no bound) is
-        given up, and the turn ends with `RequestTimeout`.
+        not answered after `backstop` seconds (UNSET: one more than `Limits.cancel_backstop`, None: no
+        bound) is given up, and the turn ends with `RequestTimeout`.
         """
         self._resident.call(self._session.cancel(backstop=backstop), asking=False)
 
@@ -778,8 +778,8 @@ class PromptTurn(Iterator[Update]):
     def cancel(self, *, backstop: float | None | UnsetType = UNSET) -> None:
         """Ask the agent to stop; go on iterating, the turn ends by itself. A no-op once it ended.
 
-        An agent that has not answered after `backstop` seconds (UNSET: `Limits.cancel_backstop`,
-        None: no bound) is given up: the iteration raises `RequestTimeout`.
+        An agent that has not answered after `backstop` seconds (UNSET: one more than
+        `Limits.cancel_backstop`, None: no bound) is given up: the iteration raises `RequestTimeout`.
         """
         self._resident.call(self._turn.cancel(backstop=backstop), asking=False)
 

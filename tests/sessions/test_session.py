@@ -253,6 +253,33 @@ async def test_an_agent_that_never_answers_a_cancelled_turn_costs_the_back_stop_
         await raw.wait("$/cancel_request")
 
 
+async def test_an_error_in_the_middle_of_a_turn_cancels_it_and_goes_on_to_its_catcher() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        everything = session.updates()
+
+        async def agent() -> None:
+            request = await raw.wait("session/prompt")
+            raw.send(*(raw.update("s1", str(n)) for n in range(5)))
+            await raw.wait("session/cancel")
+            raw.send(raw.update("s1", "late"), ends(request, "cancelled"))
+
+        playing = asyncio.create_task(agent())
+        turn = session.prompt("go")
+        with pytest.raises(ValueError, match="trouble"):
+            async with turn:
+                async for update in turn:
+                    if update.text == "2":
+                        raise ValueError("trouble")
+        await playing
+        assert turn.stop_reason == "cancelled"
+        # Who only looks on misses nothing of it.
+        seen = [(await anext(everything)).text for _ in range(6)]
+        assert seen == ["0", "1", "2", "3", "4", "late"]
+        everything.close()
+        assert peer.connection.queued_updates == 0
+
+
 async def test_a_cancelled_task_leaves_a_turn_that_is_cancelled_too() -> None:
     async with raw_agent() as (peer, raw):
         session = await opened(peer, raw)
@@ -1022,6 +1049,20 @@ async def test_the_bound_of_a_cancelled_turn_can_be_chosen_and_only_shortened() 
 
 
 @pytest.mark.virtual_time
+async def test_an_agent_of_the_same_patience_is_heard_when_its_own_back_stop_is_over() -> None:
+    class Deaf(Agent):
+        async def prompt(self, turn: Turn) -> None:
+            await asyncio.Event().wait()
+
+    async with joined(Deaf()) as (peer, _):
+        session = await peer.new_session(cwd="/")
+        async with session.prompt("go") as turn:
+            await turn.cancel()
+            assert await texts(turn) == []
+        assert turn.stop_reason == "cancelled"
+
+
+@pytest.mark.virtual_time
 async def test_without_a_bound_a_cancelled_turn_waits_until_it_is_left() -> None:
     loop = asyncio.get_running_loop()
     async with raw_agent(limits=Limits(cancel_backstop=30.0)) as (peer, raw):
@@ -1043,7 +1084,7 @@ async def test_cancelling_and_then_leaving_takes_the_back_stop_once() -> None:
         async with session.prompt("go") as turn:
             await turn.cancel()
             await asyncio.sleep(20)
-        assert loop.time() - begin == pytest.approx(30.0)
+        assert loop.time() - begin == pytest.approx(31.0)
         assert session.turn is None
 
 

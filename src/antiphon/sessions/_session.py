@@ -53,6 +53,9 @@ __all__ = ["Once", "PromptOutcome", "PromptTurn", "Session"]
 
 log = logging.getLogger("antiphon.session")
 
+#: What an answer may need from an agent to us, in seconds.
+_ON_THE_WAY = 1.0
+
 #: In how many parts a silence is measured: it lasts at most one part longer than it should.
 _TICKS = 8
 
@@ -262,8 +265,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
     async def cancel(self, *, backstop: float | None | UnsetType = UNSET) -> None:
         """Ask the agent to stop; go on iterating, the turn ends by itself. A no-op once it ended.
 
-        An agent that has not answered after `backstop` seconds (UNSET: `Limits.cancel_backstop`,
-        None: no bound) is given up: the iteration raises `RequestTimeout`.
+        An agent that has not answered after `backstop` seconds (UNSET: one more than
+        `Limits.cancel_backstop`, None: no bound) is given up: the iteration raises `RequestTimeout`.
         """
         if self._queue is not None and not self.ended:
             await self.session.cancel(backstop=backstop)
@@ -373,8 +376,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             return
         connection = self.session.inbox.connection
         self._over = connection.create_future()
-        await self.session.cancel()
         limit = connection.limits.cancel_backstop
+        await self.session.cancel(backstop=limit)
         try:
             async with asyncio.timeout(max(limit, 0.001)):
                 await asyncio.shield(self._over)
@@ -604,8 +607,8 @@ class Session:
         """Send `session/cancel` if a turn is open; permission requests of it are answered cancelled.
 
         Returns when the frame is queued; the turn ends with its answer (R1-91, R1-92). An agent that
-        has not answered after `backstop` seconds (UNSET: `Limits.cancel_backstop`, None: no bound)
-        is given up, and the turn ends with `RequestTimeout`.
+        has not answered after `backstop` seconds (UNSET: one more than `Limits.cancel_backstop`, None:
+        no bound) is given up, and the turn ends with `RequestTimeout`.
         """
         turn = self.turn
         if turn is None:
@@ -614,7 +617,8 @@ class Session:
         # From here on it is the answer that somebody waits for: it is read past a spent budget.
         self.inbox.connection.set_blocking(turn, blocking=True)
         if isinstance(backstop, UnsetType):
-            backstop = self.inbox.connection.limits.cancel_backstop
+            # An agent with the same back-stop answers at its end: that is to be heard.
+            backstop = self.inbox.connection.limits.cancel_backstop + _ON_THE_WAY
         if backstop is not None:
             turn.end_within(backstop)
 
