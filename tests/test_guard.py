@@ -176,7 +176,7 @@ def test_a_group_is_asked_before_it_is_killed(
     pid = die(own)
     assert gone_within(5, polite.pid)
     polite.end()
-    os.kill(pid, signal.SIGKILL)
+    os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
     assert saved.read_text() == "yes\n"
@@ -190,7 +190,7 @@ def test_the_whole_group_ends(own: Guard, groups: Callable[..., Group]) -> None:
 
     assert gone_within(5, tree.pid, int(tree.first))
     tree.end()
-    os.kill(pid, signal.SIGKILL)  # it waits for whoever reaps the tool, which may take a while
+    os.killpg(pid, signal.SIGKILL)  # it waits for whoever reaps the tool, which may take a while
     os.waitpid(pid, 0)
 
 
