@@ -102,7 +102,10 @@ class Worker(Agent):
         return None
 
     async def _ask(self, exchange: Exchange, turn: Turn) -> None:
-        answer = await turn.ask_permission(f"{exchange.number}")
+        number = f"{exchange.number}"
+        # With an id of ours: one that the library makes up would be another in each run.
+        call = v1.ToolCallUpdate(tool_call_id=f"call {self.number()}", title=number)
+        answer = await turn.ask_permission(call)
         if bool(answer) and (exchange.number % 3 or turn.cancelled):
             self.world.violated(f"prompt {exchange.number} was allowed what nobody allowed")
 
