@@ -547,7 +547,6 @@ class ClientWorld(World):
             model.backlog = []
             if model.turn is not None:
                 model.turn.consumer.may_miss_the_rest = True
-                model.turn.consumer.may_have_a_hole = True
             self._closing_of.add(session.session_id)
             await session.close()
             self.sessions.pop(session.session_id, None)

@@ -33,14 +33,10 @@ class Consumer:
     may_miss_the_rest: bool = False
     #: Its session was closed: whether it sees what still comes until the user knows is not said.
     open_end: bool = False
-    #: What it had not taken was let go, and then more came: a close that was refused.
-    may_have_a_hole: bool = False
 
     def fault(self, *, complete: bool) -> str | None:
         """What is wrong with what it got so far; `complete` asks for everything it is owed."""
         got, expected = self.got, self.expected
-        if self.may_have_a_hole:
-            expected = [entry for entry in expected if entry in got]
         if self.open_end:
             got = got[: len(expected)]
         if got != expected[: len(got)]:
@@ -141,7 +137,6 @@ class SessionModel:
                 consumer.may_miss_the_rest = True
         if self.turn is not None:
             self.turn.consumer.may_miss_the_rest = True
-            self.turn.consumer.may_have_a_hole = True
 
     def end(self) -> None:
         for consumer in self.consumers:
