@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.runtime.raw_peer import (
+from tests.runtime.link import (
     BOUND,
     bounded,
     good,
@@ -44,7 +44,7 @@ async def test_reading_stops_past_the_budget_and_goes_on_when_room_is_made() -> 
         assert len(link.side.updates) == 20
         assert link.transport.reading == ["pause", "resume", "pause"]
         link.connection.release(link.connection.queued_bytes)
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
         await link.peer.answer_to(1)
 
 
@@ -52,13 +52,13 @@ async def test_while_a_call_may_be_awaited_reading_goes_on_into_the_overdraft() 
     async with linked("client", queue_bytes=1000) as link:
         link.side.queue_updates = True
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
         for _ in range(15):
             link.peer.send(update(100))
             await turns(2)
         assert link.transport.reading == []
-        link.peer.answer(1, "behind the updates")
+        link.peer.respond(1, "behind the updates")
 
         assert raw(await bounded(task)) == "behind the updates"
         assert len(link.side.updates) == 15
@@ -91,8 +91,8 @@ async def test_a_call_made_while_reading_is_stopped_starts_it_again() -> None:
         assert link.transport.reading == ["pause"]
 
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
-        await link.peer.have(1)
-        link.peer.answer(1, "answered")
+        await link.peer.messages(1)
+        link.peer.respond(1, "answered")
 
         assert raw(await bounded(task)) == "answered"
         assert link.transport.reading == ["pause", "resume", "pause"]
@@ -118,7 +118,7 @@ async def test_past_the_overdraft_the_call_fails_and_so_does_the_next() -> None:
     async with linked("client", queue_bytes=1000) as link:
         link.side.queue_updates = True
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
         link.peer.send(*[update(100)] * 21)
 
@@ -127,16 +127,16 @@ async def test_past_the_overdraft_the_call_fails_and_so_does_the_next() -> None:
         assert (caught.value.limit, caught.value.maximum) == ("queue_bytes", 1000)
         assert caught.value.size == 2100
         assert link.transport.reading == ["pause"]
-        assert (await link.peer.have(2))[1]["params"] == {"requestId": 1}
+        assert (await link.peer.messages(2))[1]["params"] == {"requestId": 1}
         with pytest.raises(LimitExceeded):
             await link.connection.request("x/y", None, BOUND)
         assert link.transport.reading == ["pause"]
-        assert len(link.peer.frames) == 2
+        assert len(link.peer.raw_frames) == 2
 
         link.connection.release(1000)  # in the overdraft still: a call is possible again
         task = asyncio.create_task(link.connection.request("x/z", None, BOUND))
-        await link.peer.have(3)
-        link.peer.answer(2, "answered")
+        await link.peer.messages(3)
+        link.peer.respond(2, "answered")
         assert raw(await bounded(task)) == "answered"
         link.connection.release(1100)
 
@@ -151,7 +151,7 @@ async def test_past_the_overdraft_reading_stops_for_a_call_that_can_wait() -> No
         patient = Patient("x/patient", asyncio.get_running_loop().create_future())
         link.connection.open_call(patient, None, BOUND)
         other = asyncio.create_task(link.connection.request("x/y", None, BOUND))
-        await link.peer.have(2)
+        await link.peer.messages(2)
         link.peer.send(*[update(100)] * 15)
         await turns(2)
         assert link.transport.reading == []
@@ -162,7 +162,7 @@ async def test_past_the_overdraft_reading_stops_for_a_call_that_can_wait() -> No
         assert link.transport.reading == ["pause"]
         link.connection.release(200)
         assert link.transport.reading == ["pause", "resume"]
-        link.peer.answer(1, "in the end")
+        link.peer.respond(1, "in the end")
         assert raw(await bounded(patient.future)) == "in the end"
         assert link.transport.reading == ["pause", "resume", "pause"]
         link.connection.release(1900)

@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.runtime.raw_peer import (
+from tests.runtime.link import (
     BOUND,
     SIDES,
     Gate,
     Link,
-    RawPeer,
     bounded,
     good,
     linked,
@@ -27,7 +26,6 @@ from antiphon._errors import (
 from antiphon.core import Limits, Side
 from antiphon.runtime import FutureCall, OutboundCall
 from antiphon.schema import encode_checked
-from antiphon.transports import memory_pair
 
 # --- whatever comes, the next good request is answered -------------------------------------------
 
@@ -98,7 +96,7 @@ async def test_an_odd_frame_gets_its_one_answer_or_none_and_the_next_request_is_
 
         assert (await link.peer.answer_to(9))["result"] == {"good": True}
         await turns()
-        others = [m for m in link.peer.messages if m["id"] != 9]
+        others = [m for m in link.peer.frames if m["id"] != 9]
         if expected is None or (expected == "agent only" and side == "client"):
             assert others == []
         else:
@@ -120,7 +118,7 @@ async def test_all_odd_frames_at_once_are_answered_one_by_one(side: Side) -> Non
         await turns()
         answered = [e for _, e in ODD_FRAMES if isinstance(e, tuple) and e != (0, 8)]
         noise = [e for _, e in ODD_FRAMES if e == "agent only"] if side == "agent" else []
-        assert len(link.peer.frames) == len(answered) + len(noise) + 1
+        assert len(link.peer.raw_frames) == len(answered) + len(noise) + 1
 
 
 @pytest.mark.covers("FF-08")
@@ -129,12 +127,12 @@ async def test_what_an_agent_prints_is_kept_for_error_texts() -> None:
         link.side.serve("good", good)
 
         link.peer.send(b"Welcome user", b"[INFO] ready", b"{'a': 1}", b"x" * 10_000)
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
         await link.peer.answer_to(1)
 
         assert len(link.connection.noise) == 4096
         link.peer.send(b"last words")
-        link.peer.ask(2, "good")
+        link.peer.call(2, "good")
         await link.peer.answer_to(2)
         assert link.connection.noise.endswith(b"xxx\nlast words")
 
@@ -145,7 +143,7 @@ async def test_any_kind_of_noise_is_kept(text: bytes) -> None:
         link.side.serve("good", good)
 
         link.peer.send(text)
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
         await link.peer.answer_to(1)
 
         assert link.connection.noise.strip() == text
@@ -160,10 +158,10 @@ async def test_a_waiting_request_blocks_no_other() -> None:
     async with linked() as link:
         link.side.serve("slow", gate)
         link.side.serve("good", good)
-        link.peer.ask(1, "slow")
+        link.peer.call(1, "slow")
         await gate.entered()
 
-        link.peer.ask(2, "good")
+        link.peer.call(2, "good")
 
         await link.peer.answer_to(2)
         assert link.peer.responses(1) == []
@@ -180,12 +178,12 @@ async def test_a_handler_may_call_the_peer_which_calls_back(side: Side) -> None:
     async with linked(side) as link:
         link.side.serve("outer", outer)
         link.side.serve("good", good)
-        link.peer.ask("o", "outer")
-        (asked,) = await link.peer.have(1)
+        link.peer.call("o", "outer")
+        (asked,) = await link.peer.messages(1)
 
-        link.peer.ask("n", "good")  # the peer's handler asks in turn before it answers
+        link.peer.call("n", "good")  # the peer's handler asks in turn before it answers
         await link.peer.answer_to("n")
-        link.peer.answer(asked["id"], 42)
+        link.peer.respond(asked["id"], 42)
 
         assert (await link.peer.answer_to("o"))["result"] == {"inner": 42}
 
@@ -213,7 +211,7 @@ async def test_an_immediate_notification_acts_before_the_next_frame_and_may_fail
         await link.peer.answer_to(1)
 
         assert order == ["at once", "next"]
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
         assert "could not be dispatched" in caplog.text
 
 
@@ -229,7 +227,7 @@ async def test_an_undecodable_notification_is_dropped(fault: Exception) -> None:
         link.side.serve("good", good)
 
         link.peer.tell("x/y", {})
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
         await link.peer.answer_to(1)
 
         assert not gate.begun.is_set()
@@ -248,7 +246,7 @@ async def test_updates_go_straight_to_the_side_in_wire_order() -> None:
         )
 
         link.peer.send(*frames, repaired, *frames)
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
         await link.peer.answer_to(1)
 
         once = [(s, {"n": n}) for n in range(100) for s in ("a", "b")]
@@ -345,9 +343,9 @@ async def test_the_reason_of_a_loss_is_told(error: Exception | None, text: str) 
 async def test_an_answer_that_was_read_is_delivered_although_the_end_follows() -> None:
     async with linked("client") as link:
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
-        link.peer.answer(1, "last words")
+        link.peer.respond(1, "last words")
         await link.peer.transport.aclose()
 
         assert raw(await bounded(task)) == "last words"
@@ -368,7 +366,7 @@ async def test_closing_is_shared_repeatable_and_outlives_a_caller_that_gives_up(
                 cancelled.set()
 
         link.side.serve("slow", slow_to_end)
-        link.peer.ask(1, "slow")
+        link.peer.call(1, "slow")
         await bounded(entered.wait())
 
         first, *others = [asyncio.create_task(link.connection.aclose()) for _ in range(3)]
@@ -382,7 +380,7 @@ async def test_closing_is_shared_repeatable_and_outlives_a_caller_that_gives_up(
         await bounded(link.connection.aclose())
         await bounded(link.connection.wait_closed())
         await link.peer.closed()
-        assert link.peer.frames == []
+        assert link.peer.raw_frames == []
 
 
 async def test_a_handler_may_close_its_own_connection() -> None:
@@ -396,7 +394,7 @@ async def test_a_handler_may_close_its_own_connection() -> None:
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         await bounded(link.connection.wait_closed())
 
         assert ended == ["handler"]
@@ -421,7 +419,7 @@ async def test_a_handler_that_ignores_cancellation_is_left_behind_and_reported(
 
     async with linked(close_grace=0.05) as link:
         link.side.serve("deaf", deaf)
-        link.peer.ask(1, "deaf")
+        link.peer.call(1, "deaf")
         await bounded(entered.wait())
         began = asyncio.get_running_loop().time()
 
@@ -432,7 +430,7 @@ async def test_a_handler_that_ignores_cancellation_is_left_behind_and_reported(
         release.set()
         await bounded(done.wait())
         await turns()
-        assert link.peer.frames == []
+        assert link.peer.raw_frames == []
 
 
 async def test_a_request_that_comes_while_closing_is_not_begun() -> None:
@@ -449,12 +447,12 @@ async def test_a_request_that_comes_while_closing_is_not_begun() -> None:
     async with linked() as link:
         link.side.serve("slow", slow_to_end)
         link.side.serve("late", late)
-        link.peer.ask(1, "slow")
+        link.peer.call(1, "slow")
         await bounded(entered.wait())
 
         closing = asyncio.create_task(link.connection.aclose())
         await turns(1)
-        link.peer.ask(2, "late")
+        link.peer.call(2, "late")
         await bounded(closing)
 
         assert not late.begun.is_set()
@@ -481,7 +479,7 @@ async def test_what_a_handler_starts_while_it_is_cancelled_is_ended_too() -> Non
                 await turns(2)
 
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         await bounded(entered.wait())
 
         await bounded(link.connection.aclose())
@@ -604,13 +602,13 @@ async def test_both_requests_before_the_end_of_input_are_answered_then_the_link_
         link.side.serve("initialize", slow)
         link.side.serve("session/new", slow)
 
-        link.peer.ask(1, "initialize")
-        link.peer.ask(2, "session/new")
+        link.peer.call(1, "initialize")
+        link.peer.call(2, "session/new")
         await turns(2)
         link.connection.input_ended()
         await link.peer.closed()
 
-        assert [m["id"] for m in link.peer.messages if "result" in m] == [1, 2]
+        assert [m["id"] for m in link.peer.frames if "result" in m] == [1, 2]
         await bounded(link.connection.wait_closed())
 
 
@@ -639,15 +637,15 @@ async def test_at_the_end_of_input_open_calls_and_later_ones_fail_at_once() -> N
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
-        await link.peer.have(1)
+        link.peer.call(1, "x/y")
+        await link.peer.messages(1)
 
         link.connection.input_ended()
 
         assert (await link.peer.answer_to(1))["result"] == "answered all the same"
         assert outcomes == ["the peer closed its output"] * 2
         await link.peer.closed()
-        assert len(link.peer.frames) == 2
+        assert len(link.peer.raw_frames) == 2
 
 
 @pytest.mark.covers("R1-19")
@@ -655,21 +653,21 @@ async def test_at_the_end_of_input_a_handler_gets_the_grace_and_no_more() -> Non
     gate = Gate()
     async with linked(close_grace=0.05) as link:
         link.side.serve("slow", gate)
-        link.peer.ask(1, "slow")
+        link.peer.call(1, "slow")
         await gate.entered()
 
         link.connection.input_ended()
         await bounded(link.connection.wait_closed())
 
         assert gate.ended == ["cancelled"]
-        assert link.peer.frames == []
+        assert link.peer.raw_frames == []
 
 
 async def test_a_loss_while_the_last_handlers_finish_closes_once() -> None:
     gate = Gate()
     async with linked(close_grace=0.1) as link:
         link.side.serve("slow", gate)
-        link.peer.ask(1, "slow")
+        link.peer.call(1, "slow")
         await gate.entered()
         link.connection.input_ended()
         await turns()
@@ -711,43 +709,14 @@ async def test_two_sides_call_each_other_through_any_number_of_levels() -> None:
         await bounded(far.connection.aclose())
 
 
-async def test_the_raw_peer_sends_any_bytes_together_and_keeps_what_it_gets() -> None:
-    near, far = memory_pair()
-    one, other = RawPeer(near), RawPeer(far)
-    await near.start(one)
-    await far.start(other)
-
-    one.send(b"{", b"\xff", b'{"a":1}')
-    one.ask(True, "x", [1])
-    one.tell("y")
-    one.answer(1.0, None)
-
-    await other.until(lambda: len(other.frames) == 6)
-    assert other.frames[:3] == [b"{", b"\xff", b'{"a":1}']
-    other.frames = other.frames[3:]
-    assert other.messages == [
-        {"jsonrpc": "2.0", "id": True, "method": "x", "params": [1]},
-        {"jsonrpc": "2.0", "method": "y", "params": None},
-        {"jsonrpc": "2.0", "id": 1.0, "result": None},
-    ]
-    other.frames = other.frames[2:]
-    assert other.responses(1) == []
-    assert other.responses(True) == []
-    assert (await other.answer_to(1.0))["result"] is None
-    assert one.frames == []
-    await near.aclose()
-    await other.closed()
-    await far.aclose()
-
-
 async def test_the_plain_side_gives_plain_values_both_ways() -> None:
     async def twice(params: Any, context: Any) -> Any:
         return [params, params]
 
     async with linked() as link:
         link.side.serve("twice", twice)
-        link.peer.ask(1, "twice", {"a": None})
-        link.peer.ask(2, "twice")
+        link.peer.call(1, "twice", {"a": None})
+        link.peer.call(2, "twice")
 
         assert (await link.peer.answer_to(1))["result"] == [{"a": None}] * 2
         assert (await link.peer.answer_to(2))["result"] == [{}, {}]

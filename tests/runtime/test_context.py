@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.runtime.raw_peer import linked, turns
+from tests.runtime.link import linked, turns
 
 from antiphon.runtime import Context, InboundCall
 
@@ -105,7 +105,7 @@ async def test_what_is_to_follow_a_response_waits_for_it() -> None:
             return {}
 
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         await link.peer.answer_to(1)
 
         assert order == ["first", "second"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.raw_peer import (
+from tests.runtime.link import (
     SIDES,
     Gate,
     Hard,
@@ -62,12 +62,12 @@ async def test_ids_come_back_byte_for_byte_in_results_and_errors(side: Side, id_
         link.side.serve("good", good)
 
         link.peer.send(b'{"jsonrpc":"2.0","id":%s,"method":"good"}' % id_)
-        await link.peer.have(1)
+        await link.peer.messages(1)
         link.peer.send(b'{"jsonrpc":"2.0","id":%s,"method":"bad"}' % id_)
-        await link.peer.have(2)
+        await link.peer.messages(2)
 
-        assert link.peer.frames[0] == b'{"jsonrpc":"2.0","id":%s,"result":{"good":true}}' % id_
-        assert link.peer.frames[1].startswith(b'{"jsonrpc":"2.0","id":%s,"error":{' % id_)
+        assert link.peer.raw_frames[0] == b'{"jsonrpc":"2.0","id":%s,"result":{"good":true}}' % id_
+        assert link.peer.raw_frames[1].startswith(b'{"jsonrpc":"2.0","id":%s,"error":{' % id_)
 
 
 @pytest.mark.covers("R1-6", "FF-15")
@@ -75,12 +75,12 @@ async def test_both_directions_may_use_the_same_id_at_once() -> None:
     gate = Gate("theirs")
     async with linked() as link:
         link.side.serve("slow", gate)
-        link.peer.ask(1, "slow")
+        link.peer.call(1, "slow")
         await gate.entered()
         ours = asyncio.create_task(link.connection.request("x/y", None, None))
-        assert (await link.peer.have(1))[0]["id"] == 1
+        assert (await link.peer.messages(1))[0]["id"] == 1
 
-        link.peer.answer(1, "ours")
+        link.peer.respond(1, "ours")
 
         assert raw(await bounded(ours)) == "ours"
         assert link.peer.responses(1) == []
@@ -105,7 +105,7 @@ async def test_a_request_with_an_id_in_flight_is_dropped(side: Side) -> None:
             b'{"id":"a","method":"unknown"}',
             b'{"id":"a","method":"initialize"}',
         )
-        link.peer.ask(2, "good")
+        link.peer.call(2, "good")
         await link.peer.answer_to(2)
         gate.open()
         await link.peer.answer_to("a")
@@ -130,7 +130,7 @@ async def test_an_unknown_request_is_method_not_found_with_its_name(
     async with linked(side) as link:
         link.side.serve("good", good)
 
-        link.peer.ask(1, method, {})
+        link.peer.call(1, method, {})
 
         error = (await link.peer.answer_to(1))["error"]
         assert (error["code"], error["data"]) == (-32601, method)
@@ -138,7 +138,7 @@ async def test_an_unknown_request_is_method_not_found_with_its_name(
 
 async def test_of_an_absurdly_long_name_only_the_beginning_is_repeated() -> None:
     async with linked() as link:
-        link.peer.ask(1, "m" * 100_000)
+        link.peer.call(1, "m" * 100_000)
 
         assert (await link.peer.answer_to(1))["error"]["data"] == "m" * 256
 
@@ -161,11 +161,11 @@ async def test_notifications_are_never_answered(side: Side) -> None:
 
         for method in ("known", "failing", "unknown", "_vendor/x", "$/x", "good", "initialize"):
             link.peer.tell(method, {"a": 1})
-        link.peer.ask(9, "good")
+        link.peer.call(9, "good")
         await link.peer.answer_to(9)
         await turns()
 
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
         assert heard == [{"a": 1}]
 
 
@@ -212,10 +212,10 @@ async def test_whatever_a_decoder_does_the_request_is_answered(fault: Exception,
     async with linked() as link:
         link.side.serve("x/y", good, decode=failing)
 
-        link.peer.ask(1, "x/y", {})
+        link.peer.call(1, "x/y", {})
 
         assert (await link.peer.answer_to(1))["error"]["code"] == code
-        assert b"internal" not in link.peer.frames[0]
+        assert b"internal" not in link.peer.raw_frames[0]
 
 
 @pytest.mark.parametrize(
@@ -232,10 +232,10 @@ async def test_what_is_refused_on_acceptance_is_answered_and_never_runs(
     async with linked() as link:
         link.side.serve("x/y", gate, accept=refuse)
 
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await link.peer.answer_to(1))["error"]["code"] == code
-        assert b"internal" not in link.peer.frames[0]
+        assert b"internal" not in link.peer.raw_frames[0]
         assert not gate.begun.is_set()
         assert not link.connection.protocol.requests
 
@@ -267,9 +267,9 @@ async def test_past_the_limit_of_requests_in_flight_the_answer_is_server_busy() 
     async with linked(inbound_requests=2) as link:
         link.side.serve("slow", gate)
         link.side.serve("good", good)
-        link.peer.ask(1, "slow")
-        link.peer.ask(2, "slow")
-        link.peer.ask(3, "good")
+        link.peer.call(1, "slow")
+        link.peer.call(2, "slow")
+        link.peer.call(3, "good")
 
         error = (await link.peer.answer_to(3))["error"]
         assert error == {
@@ -280,7 +280,7 @@ async def test_past_the_limit_of_requests_in_flight_the_answer_is_server_busy() 
         assert len(link.connection.protocol.requests) == 2
         gate.open()
         await link.peer.answer_to(2)
-        link.peer.ask(3, "good")
+        link.peer.call(3, "good")
         await link.peer.until(lambda: len(link.peer.responses(3)) == 2)
         assert link.peer.responses(3)[1]["result"] == {"good": True}
 
@@ -290,7 +290,7 @@ async def test_past_the_limit_of_requests_in_flight_the_answer_is_server_busy() 
 async def test_what_is_only_ever_told_is_no_request(side: Side, method: str) -> None:
     async with linked(side) as link:
         link.side.hear(method, good)
-        link.peer.ask(1, method, {"sessionId": "s", "requestId": 1})
+        link.peer.call(1, method, {"sessionId": "s", "requestId": 1})
 
         assert (await link.peer.answer_to(1))["error"] == {
             "code": -32601,
@@ -308,7 +308,7 @@ async def test_a_request_that_is_told_instead_is_not_served() -> None:
         assert not link.side.contexts
         link.connection.initialized = True
         link.peer.tell("good", {})
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
 
         await link.peer.answer_to(1)
         assert len(link.side.contexts) == 1
@@ -338,7 +338,7 @@ async def test_of_all_that_is_wrong_the_first_is_told(
     async with linked(initialized=initialized) as link:
         for known in ("x/typed", "initialize"):
             link.side.serve(known, good, decode=typed)
-        link.peer.ask(1, method, params)
+        link.peer.call(1, method, params)
 
         assert (await link.peer.answer_to(1)).get("error", {"code": 0})["code"] == code
 
@@ -349,14 +349,14 @@ async def test_a_busy_side_says_so_before_it_looks_at_the_method_and_a_free_one_
     gate = Gate()
     async with linked(inbound_requests=1) as link:
         link.side.serve("x/wait", gate)
-        link.peer.ask(1, "x/wait")
-        link.peer.ask(2, "x/unknown")
+        link.peer.call(1, "x/wait")
+        link.peer.call(2, "x/unknown")
         busy = (await link.peer.answer_to(2))["error"]
-        link.peer.ask(2, "x/unknown")  # a refused id is free at once
+        link.peer.call(2, "x/unknown")  # a refused id is free at once
         assert (await link.peer.answer_to(2))["error"] == busy
         gate.open()
         await link.peer.answer_to(1)
-        link.peer.ask(3, "x/unknown")
+        link.peer.call(3, "x/unknown")
 
         assert busy["code"] == -32603
         assert (await link.peer.answer_to(3))["error"]["code"] == -32601
@@ -366,9 +366,9 @@ async def test_a_frame_that_is_none_answers_no_request_that_runs_with_its_id() -
     gate = Gate()
     async with linked() as link:
         link.side.serve("x/wait", gate)
-        link.peer.ask(1, "x/wait")
+        link.peer.call(1, "x/wait")
         link.peer.send(b'{"id":1,"method":7}', b'{"id":1}')
-        link.peer.ask(2, "x/unknown")
+        link.peer.call(2, "x/unknown")
         await link.peer.answer_to(2)
         assert link.peer.responses(1) == []
         assert len(link.peer.responses(None)) == 2
@@ -393,8 +393,8 @@ async def test_an_agent_refuses_requests_and_drops_notifications_before_the_hand
         link.side.hear("known", hear)
 
         link.peer.tell("known", {})
-        link.peer.ask(1, "good")
-        link.peer.ask(2, "unknown")
+        link.peer.call(1, "good")
+        link.peer.call(2, "unknown")
 
         for id_, method in ((1, "good"), (2, "unknown")):
             error = (await link.peer.answer_to(id_))["error"]
@@ -407,11 +407,11 @@ async def test_an_agent_refuses_requests_and_drops_notifications_before_the_hand
 async def test_a_second_initialize_is_refused() -> None:
     async with linked(initialized=False) as link:
         link.side.serve("initialize", good)
-        link.peer.ask(1, "initialize")
+        link.peer.call(1, "initialize")
         await link.peer.answer_to(1)
         assert link.connection.initialized
 
-        link.peer.ask(2, "initialize")
+        link.peer.call(2, "initialize")
 
         error = (await link.peer.answer_to(2))["error"]
         assert (error["code"], error["data"]) == (-32600, {"reason": "already initialized"})
@@ -429,23 +429,23 @@ async def test_what_follows_the_handshake_waits_for_it_and_is_served_in_order() 
         link.side.serve("initialize", gate)
         link.side.serve("x/y", handle)
         link.side.hear("x/z", handle, at_once=None)
-        link.peer.ask("i", "initialize")
-        link.peer.ask(1, "x/y", 1)
+        link.peer.call("i", "initialize")
+        link.peer.call(1, "x/y", 1)
         await gate.entered()
-        link.peer.ask("i", "initialize")  # an id in flight: dropped, when its turn comes
-        link.peer.ask(2, "x/y", 2)
-        link.peer.ask(3, "initialize")
+        link.peer.call("i", "initialize")  # an id in flight: dropped, when its turn comes
+        link.peer.call(2, "x/y", 2)
+        link.peer.call(3, "initialize")
         link.peer.send(b"{}")  # what nobody serves is refused at once
-        await link.peer.have(1)
+        await link.peer.messages(1)
         assert order == []
         assert link.connection.queued_bytes > 0
 
         gate.open()
-        await link.peer.have(6)
+        await link.peer.messages(6)
 
         assert order == [1, 2]
-        assert [m["id"] for m in link.peer.messages][:2] == [None, "i"]
-        assert {m["id"] for m in link.peer.messages[2:]} == {1, 2, 3, "i"}
+        assert [m["id"] for m in link.peer.frames][:2] == [None, "i"]
+        assert {m["id"] for m in link.peer.frames[2:]} == {1, 2, 3, "i"}
         assert (await link.peer.answer_to(3))["error"]["data"] == {"reason": "already initialized"}
         assert link.connection.queued_bytes == 0
 
@@ -463,11 +463,11 @@ async def test_a_failed_handshake_may_be_tried_again() -> None:
         link.side.serve("initialize", initialize)
         link.side.serve("good", good)
 
-        link.peer.ask(1, "initialize")
-        link.peer.ask(2, "good")
-        link.peer.ask(3, "initialize")
-        link.peer.ask(4, "good")
-        await link.peer.have(4)
+        link.peer.call(1, "initialize")
+        link.peer.call(2, "good")
+        link.peer.call(3, "initialize")
+        link.peer.call(4, "good")
+        await link.peer.messages(4)
 
         assert "error" in (await link.peer.answer_to(1))
         assert (await link.peer.answer_to(2))["error"]["code"] == -32600
@@ -479,7 +479,7 @@ async def test_the_handshake_itself_can_be_cancelled() -> None:
     gate = Gate()
     async with linked(initialized=False) as link:
         link.side.serve("initialize", gate)
-        link.peer.ask(1, "initialize")
+        link.peer.call(1, "initialize")
         await gate.entered()
 
         link.peer.tell("$/cancel_request", {"requestId": 1})
@@ -493,8 +493,8 @@ async def test_a_cancellation_of_what_is_held_waits_behind_it() -> None:
     async with linked(initialized=False) as link:
         link.side.serve("initialize", handshake)
         link.side.serve("slow", slow)
-        link.peer.ask(1, "initialize")
-        link.peer.ask(2, "slow")
+        link.peer.call(1, "initialize")
+        link.peer.call(2, "slow")
         link.peer.tell("$/cancel_request", {"requestId": 2})
         await handshake.entered()
         await turns()
@@ -510,10 +510,10 @@ async def test_what_is_held_during_the_handshake_counts_against_the_budget() -> 
     async with linked(initialized=False, queue_bytes=1000) as link:
         link.side.serve("initialize", gate)
         link.side.serve("good", good)
-        link.peer.ask(1, "initialize")
+        link.peer.call(1, "initialize")
         await gate.entered()
         for number in range(10):
-            link.peer.ask(2 + number, "good", {"text": "x" * 100})
+            link.peer.call(2 + number, "good", {"text": "x" * 100})
             await turns()
 
         assert link.transport.reading == ["pause"]
@@ -531,10 +531,10 @@ async def test_calls_before_the_handshake_are_refused_and_send_nothing() -> None
         with pytest.raises(NotInitialized):
             link.connection.notify("session/cancel", None)
         task = asyncio.create_task(link.connection.request("initialize", b"{}", None))
-        assert (await link.peer.have(1))[0]["method"] == "initialize"
-        link.peer.answer(1, {})
+        assert (await link.peer.messages(1))[0]["method"] == "initialize"
+        link.peer.respond(1, {})
         await bounded(task)
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
 
 
 # --- the boundary between exceptions and the wire ------------------------------------------------
@@ -574,11 +574,11 @@ async def test_an_exception_is_an_internal_error_and_only_our_log_knows_more(
     async with linked() as link:
         link.side.serve("x/y", handle)
 
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         answer = await link.peer.answer_to(1)
         assert answer["error"] == {"code": -32603, "message": "Internal error"}
-        assert b"internal" not in link.peer.frames[0]
+        assert b"internal" not in link.peer.raw_frames[0]
         record = caplog.records[-1]
         assert (record.levelname, record.name) == ("ERROR", "antiphon.telemetry")
         assert record.exc_info is not None
@@ -597,7 +597,7 @@ def test_a_handler_that_ends_the_programme_is_answered_first(end: BaseException)
         async with linked() as link:
             links.append(link)
             link.side.serve("x/y", handle)
-            link.peer.ask(1, "x/y")
+            link.peer.call(1, "x/y")
             await link.peer.closed()
 
     with pytest.raises(type(end)), asyncio.Runner() as runner:
@@ -629,7 +629,7 @@ async def test_a_request_error_goes_out_as_it_is(error: RequestError) -> None:
     async with linked() as link:
         link.side.serve("x/y", handle)
 
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         expected: dict[str, Any] = {"code": error.code, "message": error.message}
         if error.data is not None:
@@ -647,7 +647,7 @@ async def test_error_data_that_is_no_json_is_left_out(
     async with linked() as link:
         link.side.serve("x/y", handle)
 
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         answer = await link.peer.answer_to(1)
         assert answer["error"] == {"code": -32000, "message": "kept"}
@@ -662,7 +662,7 @@ async def test_a_file_name_that_is_no_unicode_does_not_cost_an_answer() -> None:
     async with linked() as link:
         link.side.serve("x/y", handle)
 
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         error = (await link.peer.answer_to(1))["error"]
         assert error["message"] == "no file \ufffd.txt"
@@ -679,7 +679,7 @@ async def test_a_result_that_is_no_json_is_an_internal_error(
     async with linked() as link:
         link.side.serve("x/y", handle)
 
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         answer = await link.peer.answer_to(1)
         assert answer["error"] == {"code": -32603, "message": "Internal error"}
@@ -693,7 +693,7 @@ async def test_a_handler_that_is_no_coroutine_function_is_an_internal_error() ->
     async with linked() as link:
         link.side.serve("x/y", handle)
 
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await link.peer.answer_to(1))["error"]["code"] == -32603
 
@@ -705,14 +705,14 @@ async def test_a_result_over_the_frame_limit_is_refused_and_the_connection_lives
     async with linked(frame_bytes=1000) as link:
         link.side.serve("x/y", handle)
 
-        link.peer.ask(1, "x/y", 1000)
-        link.peer.ask(2, "x/y", 900)
+        link.peer.call(1, "x/y", 1000)
+        link.peer.call(2, "x/y", 900)
 
         error = (await link.peer.answer_to(1))["error"]
         assert error["code"] == -32603
         assert error["data"] == {"reason": "limit frame_bytes exceeded", "limit": 1000}
         assert len((await link.peer.answer_to(2))["result"]) == 900
-        assert all(len(frame) <= 1000 for frame in link.peer.frames)
+        assert all(len(frame) <= 1000 for frame in link.peer.raw_frames)
 
 
 async def test_an_error_over_the_frame_limit_goes_without_its_data() -> None:
@@ -722,7 +722,7 @@ async def test_an_error_over_the_frame_limit_goes_without_its_data() -> None:
     async with linked(frame_bytes=1000) as link:
         link.side.serve("x/y", handle)
 
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         error = (await link.peer.answer_to(1))["error"]
         assert error == {"code": -32000, "message": "kept"}
@@ -752,10 +752,10 @@ async def test_what_was_to_follow_a_response_follows_it_also_when_some_of_it_fai
     async with linked() as link:
         link.side.serve("x/y", handle)
 
-        link.peer.ask(1, "x/y")
-        await link.peer.have(3)
+        link.peer.call(1, "x/y")
+        await link.peer.messages(3)
 
-        assert [m.get("method", m.get("id")) for m in link.peer.messages] == [
+        assert [m.get("method", m.get("id")) for m in link.peer.frames] == [
             1,
             "x/at once",
             "x/later",
@@ -773,7 +773,7 @@ async def test_nothing_follows_a_request_that_failed(fault: Exception) -> None:
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         await link.peer.answer_to(1)
         await turns()
 
@@ -789,7 +789,7 @@ async def test_a_running_request_is_cancelled_and_answered_as_cancelled(side: Si
     gate = Gate()
     async with linked(side) as link:
         link.side.serve("slow", gate)
-        link.peer.ask("a", "slow")
+        link.peer.call("a", "slow")
         await gate.entered()
 
         link.peer.tell("$/cancel_request", {"requestId": "a"})
@@ -798,7 +798,7 @@ async def test_a_running_request_is_cancelled_and_answered_as_cancelled(side: Si
         assert (await link.peer.answer_to("a"))["error"]["code"] == -32800
         link.peer.tell("$/cancel_request", {"requestId": "a"})
         await turns()
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
         assert gate.ended == ["cancelled"]
 
 
@@ -815,7 +815,7 @@ async def test_a_request_cancelled_before_its_task_began_never_runs(accepted: bo
 
         assert (await link.peer.answer_to(1))["error"]["code"] == -32800
         await turns()
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
         assert not gate.begun.is_set()
 
 
@@ -825,7 +825,7 @@ async def test_a_cancellation_that_names_no_open_request_is_harmless(id_: Any) -
     gate = Gate("done")
     async with linked() as link:
         link.side.serve("slow", gate)
-        link.peer.ask(1, "slow")
+        link.peer.call(1, "slow")
         await gate.entered()
 
         link.peer.tell("$/cancel_request", {"requestId": id_})
@@ -833,21 +833,21 @@ async def test_a_cancellation_that_names_no_open_request_is_harmless(id_: Any) -
         gate.open()
 
         assert (await link.peer.answer_to(1))["result"] == "done"
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
 
 
 @pytest.mark.covers("R1-100")
 async def test_a_cancellation_after_the_answer_is_harmless() -> None:
     async with linked() as link:
         link.side.serve("good", good)
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
         await link.peer.answer_to(1)
 
         link.peer.tell("$/cancel_request", {"requestId": 1})
-        link.peer.ask(2, "good")
+        link.peer.call(2, "good")
 
         await link.peer.answer_to(2)
-        assert len(link.peer.frames) == 2
+        assert len(link.peer.raw_frames) == 2
 
 
 @pytest.mark.covers("R1-98")
@@ -864,7 +864,7 @@ async def test_a_handler_that_finishes_all_the_same_has_its_result_answered() ->
 
     async with linked() as link:
         link.side.serve("slow", stubborn)
-        link.peer.ask(1, "slow")
+        link.peer.call(1, "slow")
         await bounded(entered.wait())
 
         link.peer.tell("$/cancel_request", {"requestId": 1})
@@ -885,14 +885,14 @@ async def test_a_handler_that_fails_while_it_is_cancelled_is_answered_once() -> 
 
     async with linked() as link:
         link.side.serve("slow", failing)
-        link.peer.ask(1, "slow")
+        link.peer.call(1, "slow")
         await bounded(entered.wait())
 
         link.peer.tell("$/cancel_request", {"requestId": 1})
 
         assert (await link.peer.answer_to(1))["error"]["code"] == -32603
         await turns()
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
 
 
 @pytest.mark.covers("R1-99")
@@ -904,7 +904,7 @@ async def test_a_handler_whose_own_work_was_cancelled_is_answered_as_cancelled()
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await link.peer.answer_to(1))["error"]["code"] == -32800
 
@@ -920,7 +920,7 @@ async def test_a_side_may_deal_with_a_cancellation_itself() -> None:
             return True
 
         link.side.on_cancel = deal
-        link.peer.ask(1, "slow")
+        link.peer.call(1, "slow")
         await gate.entered()
 
         link.peer.tell("$/cancel_request", {"requestId": 1})
@@ -939,7 +939,7 @@ async def test_an_answer_in_the_handlers_place_ends_the_handler(begun: bool) -> 
         link.side.serve("slow", gate)
         link.side.on_cancel = lambda call: link.connection.answer(call, b'"instead"')
         if begun:
-            link.peer.ask(1, "slow")
+            link.peer.call(1, "slow")
             await gate.entered()
             link.peer.tell("$/cancel_request", {"requestId": 1})
         else:
@@ -950,7 +950,7 @@ async def test_an_answer_in_the_handlers_place_ends_the_handler(begun: bool) -> 
 
         assert (await link.peer.answer_to(1))["result"] == "instead"
         await turns()
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
         assert gate.ended == (["cancelled"] if begun else [])
         assert gate.begun.is_set() == begun
         assert not link.connection.answer(link_call(link), b"1")
@@ -999,12 +999,12 @@ async def test_under_every_race_a_request_gets_exactly_one_response(
             if action in {"ask", "stubborn"} and number not in asked:
                 asked.add(number)
                 params = {"n": number, "stubborn": action == "stubborn"}
-                link.peer.ask(number, "x/y", params)
+                link.peer.call(number, "x/y", params)
             elif action == "cancel":
                 settled.add(number)
                 link.peer.tell("$/cancel_request", {"requestId": number})
             elif action == "again" and number in asked - settled:
-                link.peer.ask(number, "x/y", {"n": number, "stubborn": False})
+                link.peer.call(number, "x/y", {"n": number, "stubborn": False})
                 await turns(2)  # it has arrived, and the first is in flight
             elif action in {"finish", "fail"} and not end(number).done():
                 settled.add(number)
@@ -1028,4 +1028,4 @@ async def test_under_every_race_a_request_gets_exactly_one_response(
         for number in asked:
             responses = link.peer.responses(number)
             assert len(responses) <= 1 if close else len(responses) == 1
-        assert {m["id"] for m in link.peer.messages} <= asked
+        assert {m["id"] for m in link.peer.frames} <= asked

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.runtime.raw_peer import (
+from tests.runtime.link import (
     BOUND,
     Gate,
     Hard,
@@ -101,8 +101,8 @@ async def test_a_notification_handler_may_call_the_peer() -> None:
     async with linked("client") as link:
         link.side.hear("x/y", hear)
         link.peer.tell("x/y", {})
-        (asked,) = await link.peer.have(1)
-        link.peer.answer(asked["id"], "answered")
+        (asked,) = await link.peer.messages(1)
+        link.peer.respond(asked["id"], "answered")
         await bounded(ready.wait())
 
         assert results == ["answered"]
@@ -132,7 +132,7 @@ async def test_a_full_queue_stops_reading_and_nothing_is_lost(bound: str) -> Non
 
         assert link.transport.reading == ["pause"]
         assert len(link.side.contexts) == 5
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
         gate.open()
         await link.peer.answer_to(1)
         await turns()
@@ -155,7 +155,7 @@ async def test_a_batch_that_was_read_already_is_kept_however_many_it_has() -> No
         link.side.serve("good", good)
         link.peer.send(*notices(*range(50)))
         await turns(2)
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
 
         await link.peer.answer_to(1)
         assert heard[:40] == list(range(40))
@@ -185,7 +185,7 @@ async def test_a_handler_that_is_stuck_stops_nothing_else_for_ever() -> None:
         assert link.transport.reading == ["pause"]
 
         link.peer.send(*notices(3, 4), b'{"method":"x/now","params":"at once"}')
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
         assert (await link.peer.answer_to(1))["result"] == {"good": True}
 
         assert link.transport.reading == ["pause", "resume"]
@@ -197,7 +197,7 @@ async def test_a_handler_that_is_stuck_stops_nothing_else_for_ever() -> None:
         gate.open()
         await turns()
         link.peer.send(*notices(5))
-        link.peer.ask(2, "good")
+        link.peer.call(2, "good")
         await link.peer.answer_to(2)
         await turns()
         assert heard == ["at once", 0, 1, 2, 5]
@@ -244,7 +244,7 @@ async def test_a_handler_that_calls_the_peer_gets_its_answer_past_a_full_queue()
     async with linked(queue_notifications=3, telemetry=events.append) as link:
         link.side.hear("x/y", hear)
         link.peer.send(*notices(0))
-        await link.peer.have(1)
+        await link.peer.messages(1)
         link.peer.send(*notices(1, 2, 3, 4, 5, 6, 7))
         await turns()
         assert link.transport.reading == []
@@ -252,8 +252,8 @@ async def test_a_handler_that_calls_the_peer_gets_its_answer_past_a_full_queue()
         assert len(shed) == 2
 
         for number in range(1, 7):
-            await link.peer.have(number)
-            link.peer.answer(number, number)
+            await link.peer.messages(number)
+            link.peer.respond(number, number)
 
         await turns()
         assert answers == [1, 2, 3, 4, 5, 6]

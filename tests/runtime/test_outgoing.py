@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.runtime.raw_peer import (
+from tests.runtime.link import (
     BOUND,
     bounded,
     good,
@@ -30,7 +30,7 @@ OVER = 1 << 18  # the limit of these tests, plus something
 async def test_a_call_gets_its_raw_result_and_sends_its_params() -> None:
     async with linked("client") as link:
         task = asyncio.create_task(link.connection.request("x/y", b'{"a":1}', BOUND))
-        assert await link.peer.have(1) == [
+        assert await link.peer.messages(1) == [
             {"jsonrpc": "2.0", "id": 1, "method": "x/y", "params": {"a": 1}}
         ]
 
@@ -44,7 +44,7 @@ async def test_a_call_gets_its_raw_result_and_sends_its_params() -> None:
 async def test_answers_that_only_look_like_ours_do_not_resolve_a_call() -> None:
     async with linked("client") as link:
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
         for id_ in (b'"1"', b"1.0", b"true", b"1e0", b"[1]", b"null", b"2", b"0"):
             link.peer.send(b'{"id":%s,"result":"wrong"}' % id_)
@@ -53,7 +53,7 @@ async def test_answers_that_only_look_like_ours_do_not_resolve_a_call() -> None:
         link.peer.send(b'{"id":1,"result":"right"}', b'{"id":1,"result":"late"}')
 
         assert raw(await bounded(task)) == "right"
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
 
 
 @pytest.mark.covers("R1-14", "FF-18")
@@ -72,7 +72,7 @@ async def test_answers_that_only_look_like_ours_do_not_resolve_a_call() -> None:
 async def test_an_error_answer_is_raised_in_the_caller(error: bytes, kind: type[Exception]) -> None:
     async with linked("client") as link:
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
         link.peer.send(b'{"id":1,"error":' + error + b"}")
 
@@ -86,7 +86,7 @@ async def test_an_error_answer_is_raised_in_the_caller(error: bytes, kind: type[
 async def test_a_null_result_is_a_result(frame: bytes) -> None:
     async with linked("client") as link:
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
         link.peer.send(frame)
 
@@ -105,14 +105,14 @@ async def test_a_null_result_is_a_result(frame: bytes) -> None:
 async def test_an_answer_over_a_limit_fails_its_call(frame: bytes, limit: str) -> None:
     async with linked("client", frame_bytes=OVER) as link:
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
         link.peer.send(frame)
 
         with pytest.raises(LimitExceeded) as caught:
             await bounded(task)
         assert caught.value.limit == limit
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
 
 
 @pytest.mark.covers("FF-01")
@@ -127,7 +127,7 @@ async def test_a_call_over_the_frame_limit_is_refused_before_a_byte_is_written()
         link.connection.check_frame(200)
 
         link.connection.notify("x/z", None)
-        assert [m["method"] for m in await link.peer.have(1)] == ["x/z"]
+        assert [m["method"] for m in await link.peer.messages(1)] == ["x/z"]
         assert not link.connection.protocol.calls
 
 
@@ -138,35 +138,35 @@ async def test_a_timeout_tells_the_peer_and_a_late_answer_is_ignored() -> None:
             await link.connection.request("x/y", None, 0.01)
         assert (caught.value.method, caught.value.seconds) == ("x/y", 0.01)
         assert isinstance(caught.value, TimeoutError)
-        messages = await link.peer.have(2)
+        messages = await link.peer.messages(2)
         assert messages[1]["method"] == "$/cancel_request"
         assert messages[1]["params"] == {"requestId": 1}
         assert "id" not in messages[1]
 
         next_call = asyncio.create_task(link.connection.request("x/z", None, BOUND))
-        await link.peer.have(3)
-        link.peer.answer(1, "late")
-        link.peer.answer(2, "in time")
+        await link.peer.messages(3)
+        link.peer.respond(1, "late")
+        link.peer.respond(2, "in time")
 
         assert raw(await bounded(next_call)) == "in time"
-        assert len(link.peer.frames) == 3
+        assert len(link.peer.raw_frames) == 3
 
 
 @pytest.mark.covers("FF-17")
 async def test_a_cancelled_caller_tells_the_peer_and_a_late_answer_is_ignored() -> None:
     async with linked("client") as link:
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-        assert (await link.peer.have(2))[1]["params"] == {"requestId": 1}
-        link.peer.answer(1, "late")
+        assert (await link.peer.messages(2))[1]["params"] == {"requestId": 1}
+        link.peer.respond(1, "late")
         await turns()
         assert not link.connection.protocol.calls
-        assert len(link.peer.frames) == 2
+        assert len(link.peer.raw_frames) == 2
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ async def test_a_cancelled_caller_tells_the_peer_and_a_late_answer_is_ignored() 
 async def test_a_caller_cancelled_just_after_its_answer_came_tells_nobody(frame: bytes) -> None:
     async with linked("client") as link:
         task = asyncio.create_task(link.connection.request("x/y", None, BOUND))
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
         # In the reader, so that the answer is there and the caller has not run yet.
         link.connection.frames_received([frame])
@@ -184,7 +184,7 @@ async def test_a_caller_cancelled_just_after_its_answer_came_tells_nobody(frame:
             await task
 
         await turns()
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
 
 
 async def test_the_answer_stops_the_clock() -> None:
@@ -193,9 +193,9 @@ async def test_the_answer_stops_the_clock() -> None:
         link.connection.open_call(call, None, BOUND)
         timer = call.timer
         assert timer is not None
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
-        link.peer.answer(1, "answered")
+        link.peer.respond(1, "answered")
         await bounded(call.future)
 
         assert timer.cancelled()
@@ -206,14 +206,14 @@ async def test_abandoning_an_answered_call_is_harmless() -> None:
     async with linked("client") as link:
         call = FutureCall("x/y", asyncio.get_running_loop().create_future())
         link.connection.open_call(call, None)
-        await link.peer.have(1)
-        link.peer.answer(1, "answered")
+        await link.peer.messages(1)
+        link.peer.respond(1, "answered")
         await bounded(call.future)
 
         link.connection.abandon(call)
         await turns()
 
-        assert len(link.peer.frames) == 1
+        assert len(link.peer.raw_frames) == 1
 
 
 async def test_an_answer_settles_its_call_before_the_next_frame_is_looked_at() -> None:
@@ -226,7 +226,7 @@ async def test_an_answer_settles_its_call_before_the_next_frame_is_looked_at() -
     async with linked("client") as link:
         link.side.serve("good", good)
         link.connection.open_call(Noting("session/new"), None)
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
         link.peer.send(
             b'{"id":1,"result":{}}',
@@ -237,7 +237,7 @@ async def test_an_answer_settles_its_call_before_the_next_frame_is_looked_at() -
             order.append("update")
 
         link.side.update_received = update_received  # type: ignore[method-assign]
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
         await link.peer.answer_to(1)
 
         assert order == ["answered", "update"]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.runtime.raw_peer import Link, bounded, good, linked, turns
+from tests.runtime.link import Link, bounded, good, linked, turns
 
 import antiphon
 from antiphon._errors import InvalidParams, LocalProtocolError, RequestError
@@ -49,7 +49,7 @@ class Desk:
 async def exchanged(link: Link) -> None:
     """Whatever was on its way in both directions has arrived."""
     link.side.serve("test/good", good)
-    link.peer.ask("exchanged", "test/good")
+    link.peer.call("exchanged", "test/good")
     await link.peer.answer_to("exchanged")
     await turns()
 
@@ -62,7 +62,7 @@ async def test_a_deferred_request_is_answered_later_and_blocks_nobody() -> None:
     desk = Desk()
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
         await exchanged(link)
         assert link.peer.responses(1) == []
@@ -80,7 +80,7 @@ async def test_a_deferred_request_may_be_refused() -> None:
     desk = Desk()
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await desk.reply()).fail(InvalidParams({"why": "no"}))
 
@@ -95,7 +95,7 @@ async def test_what_an_adopter_fails_with_stays_here(caplog: pytest.LogCaptureFi
     desk = Desk()
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await desk.reply()).fail(ValueError("secret"))
 
@@ -110,7 +110,7 @@ async def test_a_reply_may_be_sent_before_the_handler_returns() -> None:
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await link.peer.answer_to(1))["result"] == 7
 
@@ -123,7 +123,7 @@ async def test_a_handler_that_deferred_may_return_nothing() -> None:
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         await exchanged(link)
 
         assert replies[0].send(7)
@@ -135,14 +135,14 @@ async def test_what_was_sent_before_the_reply_is_on_the_wire_before_it_and_hooks
     desk = Desk()
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
         desk.contexts[0].after_response(lambda: link.connection.notify("x/after", None))
 
         link.connection.notify("x/before", None)
         reply.send(7)
 
-        messages = await link.peer.have(3)
+        messages = await link.peer.messages(3)
         assert [m.get("method", "response") for m in messages] == [
             "x/before",
             "response",
@@ -161,7 +161,7 @@ async def test_deferred_without_a_reply_is_an_internal_error(
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await link.peer.answer_to(1))["error"] == INTERNAL
     assert "without ctx.defer()" in caplog.text
@@ -178,7 +178,7 @@ async def test_a_handler_that_defers_and_returns_a_result_is_an_internal_error(
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await link.peer.answer_to(1))["error"] == INTERNAL
         assert not replies[0].send(7)
@@ -197,7 +197,7 @@ async def test_a_handler_that_defers_and_raises_answers_with_that_error() -> Non
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await link.peer.answer_to(1))["error"] == {"code": 7, "message": "changed my mind"}
         assert not replies[0].send(7)
@@ -220,7 +220,7 @@ async def test_a_request_is_deferred_once_and_a_notification_not_at_all() -> Non
     async with linked() as link:
         link.side.serve("x/y", handle)
         link.side.hear("x/n", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         link.peer.tell("x/n")
         await exchanged(link)
 
@@ -236,7 +236,7 @@ async def test_a_second_reply_is_told_and_changes_nothing(
     events: list[antiphon.TelemetryEvent] = []
     async with linked(telemetry=events.append) as link:
         link.side.serve("x/y", desk)
-        link.peer.ask("é", "x/y")
+        link.peer.call("é", "x/y")
         reply = await desk.reply()
 
         assert reply.send(1)
@@ -256,7 +256,7 @@ async def test_a_late_result_that_is_no_json_is_an_internal_error() -> None:
     desk = Desk()
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await desk.reply()).send(object())
 
@@ -281,7 +281,7 @@ async def test_an_adopter_that_ends_leaves_no_request_unanswered(
     desk = Desk(lambda: adopter)
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
 
         if end == "is cancelled":
@@ -302,7 +302,7 @@ async def test_an_adopter_that_had_ended_before_is_none() -> None:
     desk = Desk(lambda: adopter)
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await link.peer.answer_to(1))["error"] == INTERNAL
 
@@ -319,7 +319,7 @@ async def test_an_adopter_may_reply_and_end() -> None:
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
 
         assert (await link.peer.answer_to(1))["result"] == "adopted"
 
@@ -331,7 +331,7 @@ async def test_a_reply_that_is_thrown_away_leaves_no_request_unanswered(
     desk = Desk()
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         await desk.reply()
 
         def forget() -> None:
@@ -358,7 +358,7 @@ def test_a_reply_that_outlives_its_loop_is_thrown_away_in_silence(
         desks.append(desk := Desk())
         async with linked() as link:
             link.side.serve("x/y", desk)
-            link.peer.ask(1, "x/y")
+            link.peer.call(1, "x/y")
             await desk.reply()
 
     asyncio.run(main())
@@ -377,7 +377,7 @@ async def test_a_cancelled_request_with_nobody_listening_is_answered_at_once() -
     events: list[antiphon.TelemetryEvent] = []
     async with linked(telemetry=events.append) as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
         assert not reply.cancelled
 
@@ -397,7 +397,7 @@ async def test_who_listens_is_told_of_a_cancellation_and_answers(answer: str) ->
     told: list[str] = []
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
 
         def stop() -> None:
@@ -421,7 +421,7 @@ async def test_who_waits_for_a_cancellation_listens() -> None:
     desk = Desk()
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
         waiting = asyncio.create_task(reply.wait_cancelled())
         await turns()
@@ -440,7 +440,7 @@ async def test_who_has_stopped_waiting_does_not_listen() -> None:
     desk = Desk()
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
         waiting = asyncio.create_task(reply.wait_cancelled())
         await turns()
@@ -456,7 +456,7 @@ async def test_the_wait_for_a_cancellation_ends_with_the_answer() -> None:
     desk = Desk()
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
         waiting = asyncio.create_task(reply.wait_cancelled())
         await turns()
@@ -473,8 +473,8 @@ async def test_a_listener_that_comes_late_is_told_at_once_and_after_the_answer_n
     told: list[str] = []
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
-        link.peer.ask(2, "x/y")
+        link.peer.call(1, "x/y")
+        link.peer.call(2, "x/y")
         await exchanged(link)
         one, two = desk.replies
         cancel(link, 1)
@@ -495,7 +495,7 @@ async def test_a_cancellation_behind_the_reply_does_not_take_it_back() -> None:
     desk = Desk()
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
 
         assert reply.send(7)
@@ -513,7 +513,7 @@ async def test_a_cancellation_ends_a_handler_that_has_deferred_and_goes_on() -> 
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         await exchanged(link)
 
         cancel(link, 1)
@@ -528,7 +528,7 @@ async def test_an_adopter_that_ends_after_a_cancellation_leaves_it_answered_as_c
     desk = Desk(lambda: adopter)
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         (await desk.reply()).on_cancel(lambda: None)
 
         cancel(link, 1)
@@ -551,7 +551,7 @@ async def test_a_listener_that_fails_is_logged_and_the_next_is_told(
 
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
         reply.on_cancel(trouble)
         reply.on_cancel(lambda: told.append("next"))
@@ -570,7 +570,7 @@ async def test_an_answer_in_the_handlers_place_tells_who_listens() -> None:
     told: list[str] = []
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
         reply.on_cancel(lambda: told.append("told"))
 
@@ -594,7 +594,7 @@ async def test_the_end_of_the_connection_releases_in_silence_and_tells_who_liste
     told: list[str] = []
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
         reply.on_cancel(lambda: told.append("told"))
         waiting = asyncio.create_task(reply.wait_cancelled())
@@ -618,7 +618,7 @@ async def test_at_the_end_of_input_a_deferred_request_may_still_be_answered() ->
     desk = Desk()
     async with linked() as link:
         link.side.serve("x/y", desk)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         reply = await desk.reply()
 
         link.connection.input_ended()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.runtime.raw_peer import PlainSide, linked
+from tests.runtime.link import PlainSide, linked
 
 from antiphon.runtime import NoticeRoute, RequestRoute
 from antiphon.schema import encode, loads
@@ -42,13 +42,13 @@ async def test_routes_are_looked_up_for_each_message_so_that_they_may_change() -
         return "other"
 
     async with linked() as link:
-        link.peer.ask(1, "x/y", "one")
+        link.peer.call(1, "x/y", "one")
         assert "error" in await link.peer.answer_to(1)
         link.side.serve("x/y", handle)
-        link.peer.ask(2, "x/y", "one")
+        link.peer.call(2, "x/y", "one")
         assert (await link.peer.answer_to(2))["result"] == "one"
         link.side.serve("x/y", other)
-        link.peer.ask(3, "x/y", "one")
+        link.peer.call(3, "x/y", "one")
         assert (await link.peer.answer_to(3))["result"] == "other"
 
 
@@ -63,7 +63,7 @@ async def test_a_request_and_a_notification_of_one_name_are_served_apart() -> No
         link.side.hear("x/y", at_once=hear)
 
         link.peer.tell("x/y", "told")
-        link.peer.ask(1, "x/y", "asked")
+        link.peer.call(1, "x/y", "asked")
 
         assert (await link.peer.answer_to(1))["result"] == "asked"
         assert heard == ["told"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import pytest
-from tests.runtime.raw_peer import BOUND, Gate, Hard, bounded, good, linked, turns, update
+from tests.runtime.link import BOUND, Gate, Hard, bounded, good, linked, turns, update
 from tests.runtime.test_connection import ODD_FRAMES, OVER
 
 import antiphon
@@ -197,10 +197,10 @@ async def test_a_peer_that_reuses_an_id_or_asks_too_much_is_told_of() -> None:
     gate = Gate()
     async with linked(inbound_requests=2, telemetry=events.append) as link:
         link.side.serve("x/wait", gate)
-        link.peer.ask(1, "x/wait")
-        link.peer.ask(2, "x/wait")
-        link.peer.ask(1, "x/wait")
-        link.peer.ask(3, "x" * 1000)
+        link.peer.call(1, "x/wait")
+        link.peer.call(2, "x/wait")
+        link.peer.call(1, "x/wait")
+        link.peer.call(3, "x" * 1000)
         await link.peer.answer_to(3)
 
         assert named(events, "duplicate_inflight_id") == [{"id": "1", "method": "x/wait"}]
@@ -227,7 +227,7 @@ async def test_a_handler_that_fails_is_told_of_without_what_it_said(
     async with linked(telemetry=events.append) as link:
         link.side.serve("x/ask", fail)
         link.side.hear("x/tell", fail)
-        link.peer.ask(1, "x/ask")
+        link.peer.call(1, "x/ask")
         await link.peer.answer_to(1)
         link.peer.tell("x/tell", "hard")
         await turns(10)
@@ -250,9 +250,9 @@ async def test_a_refusal_that_a_handler_means_is_no_event() -> None:
 
     async with linked(telemetry=events.append) as link:
         link.side.serve("x/ask", refuse)
-        link.peer.ask(1, "x/ask")
+        link.peer.call(1, "x/ask")
         await link.peer.answer_to(1)
-        link.peer.ask(2, "x/unknown")
+        link.peer.call(2, "x/unknown")
         await link.peer.answer_to(2)
 
     assert [event.name for event in events] == ["connection_lost"]
@@ -332,7 +332,7 @@ async def test_a_task_that_is_left_behind_is_told_of_by_name() -> None:
 
     async with linked(telemetry=events.append, close_grace=0.5) as link:
         link.side.serve("x/stay", stay)
-        link.peer.ask(1, "x/stay")
+        link.peer.call(1, "x/stay")
         await turns(10)
         await link.connection.aclose()
         released.set()

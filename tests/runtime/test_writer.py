@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.runtime.raw_peer import (
+from tests.runtime.link import (
     BOUND,
     SIDES,
     PlainSide,
@@ -40,7 +40,7 @@ async def test_frames_of_one_turn_of_the_loop_leave_in_one_send() -> None:
         await turns(1)
 
         assert [len(frames) for frames in link.transport.sent] == [5]
-        assert [m["params"] for m in await link.peer.have(5)] == [0, 1, 2, 3, 4]
+        assert [m["params"] for m in await link.peer.messages(5)] == [0, 1, 2, 3, 4]
 
 
 async def test_the_only_call_and_the_only_answer_leave_at_once() -> None:
@@ -51,10 +51,10 @@ async def test_the_only_call_and_the_only_answer_leave_at_once() -> None:
         link.connection.open_call(call, None)
 
         assert len(link.transport.sent) == 1
-        await link.peer.have(1)
-        link.peer.answer(1, None)
+        await link.peer.messages(1)
+        link.peer.respond(1, None)
         await bounded(call.future)
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
         await link.peer.answer_to(1)
         assert [len(frames) for frames in link.transport.sent] == [1, 1]
 
@@ -66,17 +66,17 @@ async def test_what_was_queued_before_leaves_before_a_lone_answer() -> None:
 
     async with linked() as link:
         link.side.serve("x/y", handle)
-        link.peer.ask(1, "x/y")
+        link.peer.call(1, "x/y")
         await link.peer.answer_to(1)
 
-        assert [m.get("method", m.get("id")) for m in link.peer.messages] == ["x/first", 1]
+        assert [m.get("method", m.get("id")) for m in link.peer.frames] == ["x/first", 1]
         assert [len(frames) for frames in link.transport.sent] == [2]
 
 
 async def test_what_frames_that_came_together_cause_leaves_together() -> None:
     async with linked() as link:
         link.peer.send(*(b'{"id":%d,"method":"unknown"}' % number for number in range(10)))
-        await link.peer.have(10)
+        await link.peer.messages(10)
 
         assert [len(frames) for frames in link.transport.sent] == [10]
 
@@ -87,7 +87,7 @@ async def test_much_that_is_queued_does_not_wait_for_the_end_of_the_turn() -> No
             link.connection.notify("x/y", b'"%s"' % (b"x" * 20_000))
         assert [len(frames) for frames in link.transport.sent] == [4, 4]
 
-        await link.peer.have(10)
+        await link.peer.messages(10)
         assert [len(frames) for frames in link.transport.sent] == [4, 4, 2]
 
 
@@ -109,7 +109,7 @@ async def test_writing_goes_on_after_a_fault_in_the_budget(
         link.transport.pause_reading = pause  # type: ignore[method-assign]
 
         link.connection.notify("x/y", None)
-        await link.peer.have(1)
+        await link.peer.messages(1)
 
 
 async def test_draining_waits_for_room_once_and_is_failed_by_the_loss() -> None:
@@ -169,7 +169,7 @@ async def test_a_peer_that_does_not_read_is_refused_what_it_asks() -> None:
             link.connection.notify("x/y", BIG)
         await turns()
 
-        link.peer.ask(1, "good")
+        link.peer.call(1, "good")
         await turns()
         with pytest.raises(LimitExceeded, match="unsent_bytes"):
             link.connection.open_call(OutboundCall("x/y"), None)
@@ -181,7 +181,7 @@ async def test_a_peer_that_does_not_read_is_refused_what_it_asks() -> None:
             "message": "Server busy",
             "data": {"reason": "limit unsent_bytes exceeded", "limit": 250_000},
         }
-        link.peer.ask(2, "good")
+        link.peer.call(2, "good")
         assert (await link.peer.answer_to(2))["result"] == {"good": True}
         assert not link.connection.closed
         link.peer.transport.pause_reading()
@@ -206,10 +206,10 @@ async def test_a_peer_that_asks_and_never_reads_is_closed() -> None:
         link.side.serve("x/big", serve)
         call = FutureCall("x/y", link.connection.create_future())
         link.connection.open_call(call, None)
-        await link.peer.have(1)
+        await link.peer.messages(1)
         link.peer.transport.pause_reading()
         for number in range(2000):
-            link.peer.ask(number, "x/big")
+            link.peer.call(number, "x/big")
             await turns(2)
             if link.connection.closed:
                 break
@@ -276,12 +276,12 @@ async def test_every_frame_is_one_line_of_json() -> None:
     async with linked() as link:
         link.side.serve("x/y", handle)
         link.connection.notify(text, encode_checked(text))
-        link.peer.ask(text, "x/y", {"fail": True})
-        link.peer.ask(1, "x/y", {"fail": False})
-        link.peer.ask(2, text)
-        await link.peer.have(4)
+        link.peer.call(text, "x/y", {"fail": True})
+        link.peer.call(1, "x/y", {"fail": False})
+        link.peer.call(2, text)
+        await link.peer.messages(4)
 
-        assert not any(b"\n" in frame or b"\r" in frame for frame in link.peer.frames)
+        assert not any(b"\n" in frame or b"\r" in frame for frame in link.peer.raw_frames)
         assert (await link.peer.answer_to(text))["error"]["data"] == {text: text}
         assert (await link.peer.answer_to(1))["result"] == {text: text}
 
@@ -295,14 +295,14 @@ async def test_every_frame_is_recorded_once_in_its_order() -> None:
     async with linked(record=record) as link:
         link.side.serve("good", good)
         link.peer.send(b'{"id":1,"method":"good"}', b"{", b'{"method":"x"}')
-        await link.peer.have(2)
+        await link.peer.messages(2)
         link.connection.notify("x/y", None)
-        await link.peer.have(3)
+        await link.peer.messages(3)
 
         assert [frame for way, frame in seen if way == "in"] == [
             b'{"id":1,"method":"good"}',
             b"{",
             b'{"method":"x"}',
         ]
-        assert [frame for way, frame in seen if way == "out"] == link.peer.frames
+        assert [frame for way, frame in seen if way == "out"] == link.peer.raw_frames
         assert seen[0] == ("in", b'{"id":1,"method":"good"}')

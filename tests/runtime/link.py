@@ -1,7 +1,6 @@
-"""A peer without any protocol of its own, and what lets a test see both ends of its link.
+"""What lets a test see both ends of a connection, and what is asked of its transport.
 
-`RawPeer` stands in for whatever program may be at the other end: it sends any bytes as frames and
-keeps what it gets; it answers nothing by itself. `PlainSide` stands in for `antiphon.sessions`: it
+`Peer` is a raw peer with more words. `PlainSide` stands in for `antiphon.sessions`: it
 serves what a test gives it, with plain JSON values for parameters and results. `SpiedTransport` is
 a real transport of a memory pair, with a real framer, that writes down what the connection asks of
 it.
@@ -14,9 +13,11 @@ import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from antiphon import UNSET
 from antiphon.core import Fault, Limits, LineFramer, Side
 from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
 from antiphon.schema import encode_checked, loads
+from antiphon.testing import RawPeer
 from antiphon.transports import MemoryTransport, memory_pair
 
 if TYPE_CHECKING:
@@ -31,91 +32,25 @@ BOUND = 5.0
 SIDES: list[Side] = ["agent", "client"]
 
 
-class RawPeer:
-    """The far end of a link. Satisfies `transports.Receiver`."""
+class Peer(RawPeer):
+    """The far end of a link, with words for what these tests say most."""
 
-    def __init__(self, transport: MemoryTransport) -> None:
-        self.transport = transport
-        self.frames: list[bytes] = []
-        self.lost = False
-        self._changed = asyncio.Event()
-
-    # Receiver
-
-    def frames_received(self, frames: list[bytes | Fault]) -> None:
-        self.frames += [frame for frame in frames if isinstance(frame, bytes)]
-        self._changed.set()
-
-    def input_ended(self) -> None:
-        self._changed.set()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.lost = True
-        self._changed.set()
-
-    def pause_writing(self) -> None: ...
-
-    def resume_writing(self) -> None: ...
-
-    # what a test does with it
-
-    def send(self, *frames: bytes) -> None:
-        """Send frames so that they arrive together."""
-        self.transport.send(list(frames))
-
-    def ask(self, id_: Any, method: str, params: Any = None) -> None:
+    def call(self, id_: Any, method: str, params: Any = UNSET) -> None:
         """Send a well-formed request."""
-        members: dict[str, Any] = {"jsonrpc": "2.0", "id": id_, "method": method}
-        if params is not None:
-            members["params"] = params
-        self.send(json.dumps(members).encode())
+        self.send(self.request(id_, method, params))
 
     def tell(self, method: str, params: Any = None) -> None:
         """Send a well-formed notification."""
-        self.send(json.dumps({"jsonrpc": "2.0", "method": method, "params": params}).encode())
+        self.send(self.notification(method, params))
 
-    def answer(self, id_: Any, result: Any) -> None:
+    def respond(self, id_: Any, result: Any) -> None:
         """Send a well-formed result."""
-        self.send(json.dumps({"jsonrpc": "2.0", "id": id_, "result": result}).encode())
+        self.answer({"id": id_}, result)
 
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """Every frame that came, decoded."""
-        return [json.loads(frame) for frame in self.frames]
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until `condition` holds; it is asked again whenever something came."""
-        async with asyncio.timeout(BOUND):
-            while not condition():
-                self._changed.clear()
-                await self._changed.wait()
-
-    async def have(self, count: int) -> list[dict[str, Any]]:
-        """Wait for `count` frames in all."""
+    async def messages(self, count: int) -> list[dict[str, Any]]:
+        """Wait for `count` messages in all; return all that came."""
         await self.until(lambda: len(self.frames) >= count)
-        return self.messages
-
-    async def answer_to(self, id_: Any) -> dict[str, Any]:
-        """Wait for the response with an id, of exactly its type, that we have not seen yet."""
-
-        def found() -> list[dict[str, Any]]:
-            return self.responses(id_)
-
-        await self.until(found)
-        return found()[0]
-
-    def responses(self, id_: Any) -> list[dict[str, Any]]:
-        """The responses so far with exactly this id."""
-        return [m for m in self.messages if "method" not in m and same_id(m["id"], id_)]
-
-    async def closed(self) -> None:
-        """Wait until the other end has closed."""
-        await self.until(lambda: self.lost)
-
-
-def same_id(one: Any, other: Any) -> bool:
-    """Python's 1, 1.0 and True are equal; ids of those types are not."""
-    return type(one) is type(other) and one == other
+        return self.frames
 
 
 class Framed:
@@ -262,7 +197,7 @@ class Link:
             self.transport, side, self.side, limits=limits, record=record, telemetry=telemetry
         )
         self.side.connection = self.connection
-        self.peer = RawPeer(far)
+        self.peer = Peer(far, BOUND)
 
 
 @asynccontextmanager
