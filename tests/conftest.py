@@ -9,8 +9,10 @@ were told of a mistake of our own. All are themselves tested, in `test_conftest_
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import hypothesis
+import pytest
 
 pytest_plugins = [
     "pytester",
@@ -27,3 +29,16 @@ hypothesis.settings.register_profile(
     "antiphon", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True
 )
 hypothesis.settings.load_profile("antiphon")
+
+#: Folders of tests that wait for timers only, if at all: there time is virtual, so that a bound of
+#: 50 ms is neither slow nor, on a busy machine, too short; and a wait that nothing can end fails at once.
+VIRTUAL_TIME = {Path(__file__).parent / "runtime", Path(__file__).parent / "sessions"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark them, unless they choose their loops themselves."""
+    for item in items:
+        if item.path.parent in VIRTUAL_TIME and "loop_factory" not in getattr(
+            item, "fixturenames", ()
+        ):
+            item.add_marker(pytest.mark.virtual_time)
