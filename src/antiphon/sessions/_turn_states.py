@@ -23,6 +23,8 @@ T = TypeVar("T")
 class State(Enum):
     """What a session does."""
 
+    __hash__ = object.__hash__  # they are keys in every step, and Enum's own is slow
+
     #: No turn is open.
     IDLE = auto()
     #: A turn is open, and its task has not begun.
@@ -45,6 +47,8 @@ class State(Enum):
 
 class Event(Enum):
     """What may happen. The ones of a turn come with it, so that those of a former turn are known."""
+
+    __hash__ = object.__hash__  # they are keys in every step, and Enum's own is slow
 
     # of the session
     #: `session/prompt`, in the order of the wire.
@@ -98,6 +102,8 @@ class Event(Enum):
 
 class Effect(Enum):
     """What is to be done, in the order of the step's effects."""
+
+    __hash__ = object.__hash__  # they are keys in every step, and Enum's own is slow
 
     #: The prompt's turn is the session's from here on.
     OPEN = auto()
