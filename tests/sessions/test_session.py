@@ -976,6 +976,7 @@ async def test_a_prompt_can_be_given_to_tasks_and_groups_like_a_coroutine() -> N
     async with raw_agent() as (peer, raw):
         sessions = [await opened(peer, raw, f"s{n}") for n in range(3)]
         tasks = [asyncio.create_task(sessions[0].prompt("go"))]
+        assert "coro=<PromptTurn()" in repr(tasks[0])
         async with asyncio.TaskGroup() as group:
             tasks.append(group.create_task(sessions[1].prompt("go")))
             both = asyncio.gather(tasks[0], sessions[2].prompt("go"))

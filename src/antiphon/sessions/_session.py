@@ -70,6 +70,11 @@ class Once(Coroutine[Any, Any, T_co]):
 
     _running: Coroutine[Any, Any, T_co] | None = None
 
+    @property
+    def __name__(self) -> str:
+        """What asyncio calls it when it shows the task."""
+        return type(self).__qualname__
+
     def _run(self) -> Coroutine[Any, Any, T_co]:
         raise NotImplementedError
 
