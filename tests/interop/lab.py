@@ -235,6 +235,7 @@ class Run:
             session_id = session.session_id
             await self.step("turn", lambda: self._turn(session, seen))
             await self.step("cancel", lambda: self._cancel(peer))
+            await self.step("early", lambda: self._cancel(peer, early=True))
             await self.step("leave", lambda: self._leave(peer))
             await self.step("reject", lambda: self._reject(peer, seen))
             await self.step("dialog", lambda: self._dialog(peer, seen))
@@ -275,15 +276,18 @@ class Run:
         done = "" if "All done" in text else ", no last text"
         return f"{turn.stop_reason}, {len(got)} updates{done}, wrote {made}, edited {edited}"
 
-    async def _cancel(self, peer: AgentPeer) -> str:
+    async def _cancel(self, peer: AgentPeer, *, early: bool = False) -> str:
+        """Cancelled after the first words of the model, or right behind the prompt."""
         session = await self._new(peer)
         async with session.prompt(self._scenario("slow")) as turn:
-            got = 0
             begin = 0.0
+            if early:
+                begin = time.monotonic()
+                await turn.cancel()
             try:
                 async for update in turn:
-                    got += 1
-                    if update.text and not begin:
+                    # Some agents greet in the first turn: that is not the model yet.
+                    if "tick" in update.text and not begin:
                         begin = time.monotonic()
                         await turn.cancel()
             except RequestError as error:
@@ -295,7 +299,7 @@ class Run:
         session = await self._new(peer)
         async with session.prompt(self._scenario("slow")) as turn:
             async for update in turn:
-                if update.text:
+                if "tick" in update.text:
                     break
         return f"{turn.stop_reason}; then {await self._hello(session)}"
 
