@@ -70,11 +70,6 @@ class Once(Coroutine[Any, Any, T_co]):
 
     _running: Coroutine[Any, Any, T_co] | None = None
 
-    @property
-    def __name__(self) -> str:
-        """What asyncio calls it when it shows the task."""
-        return type(self).__qualname__
-
     def _run(self) -> Coroutine[Any, Any, T_co]:
         raise NotImplementedError
 
@@ -138,6 +133,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
     Attributes:
         response: the `PromptResponse`, None until the turn ended, and where none came.
     """
+
+    __name__ = "PromptTurn"  # of its instances, where asyncio shows a task
 
     def __init__(
         self,
