@@ -47,11 +47,13 @@ _TEXTS = frozenset(("agent_message_chunk", "agent_thought_chunk"))
 #: What a response is longer than its result, its id aside.
 _ENVELOPE = len(b'{"jsonrpc":"2.0","id":,"result":}')
 
-#: What a request is told that comes at the wrong moment (-32600).
+#: What is told that comes at the wrong moment; to a request as -32600, with these words.
 _REFUSALS = {
     Effect.REFUSE_IN_FLIGHT: "prompt already in flight",
     Effect.REFUSE_LOADING: "the session is being loaded",
     Effect.REFUSE_CLOSING: "the session is being closed",
+    Effect.REFUSE_OVER: "the turn is over",
+    Effect.REFUSE_GONE: "the session was closed",
 }
 
 
@@ -218,17 +220,20 @@ class AgentSession:
         concerned = self.states.turn if turn is None else turn
         effects = self.states.fire(event, turn)
         for effect in effects:
-            if effect in _REFUSALS:
-                raise InvalidRequest({"sessionId": self.session_id}, _REFUSALS[effect])
-            if effect is Effect.REFUSE_OVER:
-                raise TurnOver(self.session_id)
-            if effect is Effect.REFUSE_GONE:
-                msg = f"session {self.session_id!r} was closed"
-                raise LocalProtocolError(msg)
             act = _ACTS.get(effect)
-            if act is not None and concerned is not None:
-                act(concerned)
+            if act is not None:
+                if concerned is not None:
+                    act(concerned)
+            elif effect in _REFUSALS:
+                raise self._refusal(effect)
         return effects
+
+    def _refusal(self, effect: Effect) -> Exception:
+        if effect is Effect.REFUSE_OVER:
+            return TurnOver(self.session_id)
+        if effect is Effect.REFUSE_GONE:
+            return LocalProtocolError(f"session {self.session_id!r} was closed")
+        return InvalidRequest({"sessionId": self.session_id}, _REFUSALS[effect])
 
     def backstop_reached(self, turn: Turn) -> None:
         """The time that a cancelled turn had to wind down is up."""

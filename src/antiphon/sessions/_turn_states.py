@@ -294,6 +294,10 @@ TABLE: Final[dict[Event, dict[State, Step]]] = {
 }
 
 
+# Python 3.11 takes longer to find a member of an enumeration than for the rest of a step.
+_PROMPT, _IDLE, _OPEN, _SEAL = Event.PROMPT, State.IDLE, Effect.OPEN, Effect.SEAL
+
+
 class TurnStates(Generic[T]):
     """The state of one session, and its open turn.
 
@@ -316,13 +320,13 @@ class TurnStates(Generic[T]):
             turn: whose event it is, None for one of the session. For `Event.PROMPT`, the turn that
                 is to be opened.
         """
-        if turn is not None and turn is not self.turn and event is not Event.PROMPT:
-            return TABLE[event][State.IDLE].effects  # a turn that is over moves nothing
-        step = TABLE[event][self.state]
-        if step.next is not None:
-            self.state = step.next
-        if Effect.OPEN in step.effects:
+        if turn is not None and turn is not self.turn and event is not _PROMPT:
+            return TABLE[event][_IDLE].effects  # a turn that is over moves nothing
+        following, effects = TABLE[event][self.state]
+        if following is not None:
+            self.state = following
+        if _OPEN in effects:
             self.turn = turn
-        elif Effect.SEAL in step.effects:
+        elif _SEAL in effects:
             self.turn = None
-        return step.effects
+        return effects
