@@ -722,3 +722,51 @@ async def test_the_plain_side_gives_plain_values_both_ways() -> None:
         assert (await link.peer.answer_to(2))["result"] == [{}, {}]
         assert plain(msgspec.Raw(b"[1]")) == [1]
         assert encode_checked([1]) == b"[1]"
+
+
+async def test_an_eager_task_factory_of_the_loop_lets_no_handler_run_in_the_reader() -> None:
+    """`asyncio.eager_task_factory` begins a task where it is made; before 3.12 there is none."""
+    made: list[str] = []
+
+    def factory(loop: Any, work: Any, **options: Any) -> asyncio.Task[Any]:
+        made.append(work.__qualname__)
+        eager: Any = getattr(asyncio, "eager_task_factory", None)
+        if eager is None:
+            return asyncio.Task(work, loop=loop, **options)
+        task: asyncio.Task[Any] = eager(loop, work, **options)
+        return task
+
+    order: list[Any] = []
+
+    async def hear(params: Any, context: Any) -> None:
+        order.append(params)
+
+    async def handle(params: Any, context: Any) -> Any:
+        order.append("asked")
+        context.after_response(later)
+        return {}
+
+    async def later() -> None:
+        order.append("after")
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(factory)
+    try:
+        async with linked() as link:
+            link.side.hear("x/at once", at_once=lambda params, _context: order.append(params))
+            link.side.hear("x/y", hear)
+            link.side.serve("x/z", handle)
+            for number in range(3):
+                link.peer.tell("x/y", number)
+                link.peer.call(number, "x/z")
+                link.peer.tell("x/at once", "read on")
+                await link.peer.answer_to(number)
+                await turns()
+
+            assert order == [
+                part for number in range(3) for part in ("read on", number, "asked", "after")
+            ]
+            assert not link.connection.tasks
+    finally:
+        loop.set_task_factory(None)
+    assert made == []

@@ -111,6 +111,49 @@ async def test_what_is_to_follow_a_response_waits_for_it() -> None:
         assert order == ["first", "second"]
 
 
+@pytest.mark.parametrize("good", [True, False])
+async def test_what_is_to_follow_a_response_that_is_queued_already_runs_at_once(
+    good: bool,
+) -> None:
+    async with linked() as link:
+        contexts: list[Context] = []
+        order: list[str] = []
+
+        async def handle(_params: Any, context: Context) -> Any:
+            contexts.append(context)
+            context.after_response(
+                lambda: context.after_response(lambda: order.append("of the other"))
+            )
+            context.after_response(lambda: order.append("other"))
+            if not good:
+                raise ValueError("x")
+            return {}
+
+        link.side.serve("x/y", handle)
+        link.peer.call(1, "x/y")
+        await link.peer.answer_to(1)
+        contexts[0].after_response(lambda: order.append("late"))
+
+        assert order == (["other", "of the other", "late"] if good else [])
+
+
+async def test_a_result_that_nobody_can_await_is_no_trouble(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with linked() as link:
+
+        async def handle(_params: Any, context: Context) -> Any:
+            context.after_response(lambda: True)
+            return {}
+
+        link.side.serve("x/y", handle)
+        link.peer.call(1, "x/y")
+        await link.peer.answer_to(1)
+        await turns()
+
+    assert caplog.text == ""
+
+
 async def test_a_handler_knows_the_position_of_its_frame_among_all_that_came() -> None:
     """Malformed ones, faults, answers and updates count, and so does what waited for the handshake."""
     seen: list[tuple[str, int]] = []

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from antiphon.core import Side
-    from antiphon.runtime import InboundCall
+    from antiphon.runtime import InboundCall, TelemetryEvent
 
 
 # --- ids -----------------------------------------------------------------------------------------
@@ -523,6 +523,25 @@ async def test_what_is_held_during_the_handshake_counts_against_the_budget() -> 
         assert link.connection.queued_bytes == 0
 
 
+async def test_what_is_held_during_the_handshake_counts_by_its_number_too() -> None:
+    """A small message costs more than it has bytes."""
+    gate = Gate()
+    async with linked(initialized=False, queue_updates=5) as link:
+        link.side.serve("initialize", gate)
+        link.peer.call(1, "initialize")
+        await gate.entered()
+        for _ in range(10):
+            link.peer.tell("x")
+            await turns()
+
+        assert link.transport.reading == ["pause"]
+        gate.open()
+        await link.peer.answer_to(1)
+        await turns()
+        assert link.transport.reading == ["pause", "resume"]
+        assert link.connection.queued_updates == 0
+
+
 @pytest.mark.covers("R1-20")
 async def test_calls_before_the_handshake_are_refused_and_send_nothing() -> None:
     async with linked("client", initialized=False) as link:
@@ -954,6 +973,89 @@ async def test_an_answer_in_the_handlers_place_ends_the_handler(begun: bool) -> 
         assert gate.ended == (["cancelled"] if begun else [])
         assert gate.begun.is_set() == begun
         assert not link.connection.answer(link_call(link), b"1")
+
+
+@pytest.mark.covers("R1-6")
+@pytest.mark.parametrize("how", ["returns", "raises", "is answered for"])
+async def test_who_was_answered_for_does_not_answer_the_next_request_of_that_id(how: str) -> None:
+    """A peer may use an id again once it has the response; a handler may ignore its cancellation."""
+    release, second = asyncio.Event(), Gate("the second's")
+    calls: list[InboundCall] = []
+    ended = asyncio.Event()
+
+    async def deaf(params: Any, context: Any) -> Any:
+        calls.append(context.call)
+        context.after_response(lambda: pytest.fail("nothing follows an answer that was not sent"))
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                ended.set()
+        if how == "raises":
+            raise ResourceNotFound("the first's")
+        return "the first's"
+
+    async with linked() as link:
+        link.side.serve("deaf", deaf)
+        link.side.serve("second", second)
+        link.peer.call("a", "deaf")
+        await turns()
+        assert link.connection.answer(calls[0], b'"instead"')
+        assert (await link.peer.answer_to("a"))["result"] == "instead"
+        await bounded(ended.wait())
+
+        link.peer.forget()
+        link.peer.call("a", "second")
+        await second.entered()
+        if how == "is answered for":
+            assert not link.connection.answer(calls[0], b'"again"')
+        release.set()
+        await turns()
+        assert link.peer.raw_frames == []
+        second.open()
+
+        assert (await link.peer.answer_to("a"))["result"] == "the second's"
+        assert len(link.peer.raw_frames) == 1
+
+
+async def test_a_handler_that_raises_what_ends_a_coroutine_is_answered_for() -> None:
+    async def odd(params: Any, context: Any) -> Any:
+        raise GeneratorExit
+
+    async with linked() as link:
+        link.side.serve("x/y", odd)
+        link.peer.call(1, "x/y")
+
+        assert (await link.peer.answer_to(1))["error"]["code"] == -32603
+        for task in link.connection.tasks:
+            assert isinstance(task.exception(), GeneratorExit)
+
+
+async def test_a_handler_that_is_told_that_the_peer_is_gone_has_not_crashed() -> None:
+    events: list[str] = []
+    begun = asyncio.Event()
+
+    async def handle(params: Any, context: Any) -> Any:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            context.connection.notify("x/late", None)
+
+    def watch(event: TelemetryEvent) -> None:
+        events.append(event.name)
+
+    async with linked(telemetry=watch) as link:
+        link.side.serve("x/y", handle)
+        link.side.hear("x/z", handle)
+        link.peer.call(1, "x/y")
+        link.peer.tell("x/z")
+        await bounded(begun.wait())
+        await turns()
+        await link.peer.transport.aclose()
+        await bounded(link.connection.aclose())
+
+    assert events == ["connection_lost"]
 
 
 def link_call(link: Link) -> Any:

@@ -307,6 +307,79 @@ async def test_an_adopter_that_had_ended_before_is_none() -> None:
         assert (await link.peer.answer_to(1))["error"] == INTERNAL
 
 
+async def test_an_adopter_gathers_nothing_of_what_was_answered() -> None:
+    """One worker for all deferred requests of a programme's life must not grow with each."""
+    watched: list[Any] = []
+
+    class Watched(asyncio.Task[Any]):
+        def add_done_callback(self, fn: Any, /, **options: Any) -> None:
+            watched.append(fn)
+            super().add_done_callback(fn, **options)
+
+        def remove_done_callback(self, fn: Any, /) -> int:
+            watched.remove(fn)
+            return super().remove_done_callback(fn)
+
+    adopter: asyncio.Task[Any] = Watched(asyncio.Event().wait())
+    desk = Desk(lambda: adopter)
+    async with linked() as link:
+        link.side.serve("x/y", desk)
+        for number in range(3):
+            link.peer.call(number, "x/y")
+        await exchanged(link)
+        assert len(watched) == 3
+        desk.replies[0].send(1)
+        cancel(link, 1)
+        desk.replies.pop()  # thrown away
+        await turns()
+        gc.collect()
+        for number in range(3):
+            await link.peer.answer_to(number)
+        await turns()
+        assert watched == []
+
+        link.peer.call(3, "x/y")
+        await exchanged(link)
+        assert len(watched) == 1
+    await turns()
+    assert watched == []
+    adopter.cancel()
+    with suppress(asyncio.CancelledError):
+        await adopter
+
+
+@pytest.mark.parametrize("well", [True, False])
+async def test_what_is_answered_already_cannot_be_deferred(well: bool) -> None:
+    contexts: list[Any] = []
+
+    async def handle(params: Any, context: Any) -> Any:
+        contexts.append(context)
+        if not well:
+            raise InvalidParams("no")
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+        link.peer.call(1, "x/y")
+        await link.peer.answer_to(1)
+
+        with pytest.raises(LocalProtocolError, match="x/y is answered already"):
+            contexts[0].defer()
+
+
+async def test_who_listens_may_answer_in_one_expression(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    async with linked() as link:
+        link.side.serve("x/y", desk)
+        link.peer.call(1, "x/y")
+        reply = await desk.reply()
+        reply.on_cancel(lambda: reply.fail(InvalidParams("stopped")))
+        cancel(link, 1)
+
+        assert (await link.peer.answer_to(1))["error"]["data"] == "stopped"
+        await turns()
+    assert caplog.text == ""
+
+
 async def test_an_adopter_may_reply_and_end() -> None:
     async def adopt(context: Any, reply: list[Reply]) -> None:
         reply[0].send("adopted")

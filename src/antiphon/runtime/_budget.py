@@ -31,7 +31,7 @@ class Budget:
 
     Attributes:
         queued_bytes: frame bytes of what waits: updates, and what came during the handshake.
-        queued_updates: how many updates of them.
+        queued_updates: how many of them.
         blocking_calls: open calls of ours whose answer somebody may be waiting for. While there are
             any, reading goes on past a spent budget: a consumer that calls the peer must not wait for
             an answer behind its own queue.

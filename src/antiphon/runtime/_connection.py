@@ -15,6 +15,7 @@ This module has the life of the connection and its tasks.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,8 @@ class Connection(Budget):
 
     What sessions do with it: `open_call`, `request`, `answer_to`, `notify`, `abandon`, `fail`,
     `linger`, `set_blocking` and `check_frame` are those of `Outgoing`; `answer` that of `Incoming`;
-    `send` and `flush` those of `Writer`; `emit` that of `Telemetry`.
+    `handle_notice` is the `put` of `Notices`; `send` and `flush` are those of `Writer`; `emit` that
+    of `Telemetry`.
 
     Args:
         transport: moves the frames; owned from here on.
@@ -128,6 +130,7 @@ class Connection(Budget):
         self._incoming = Incoming(self, router)
         self.answer = self._incoming.answer
         self._notices = Notices(self)
+        self.handle_notice = self._notices.put
 
     # ------------------------------------------------------------------ life
 
@@ -158,9 +161,9 @@ class Connection(Budget):
         updates use theirs up) plus the transport's own bound; a cancelled caller stops waiting but
         the closing goes on.
         """
+        self.flush()  # which may find that the link is gone
         if self._closing is None:
-            self.flush()
-            self._closing = self.loop.create_task(self._end())
+            self._closing = self.new_task(self._end())
             self._fail_everything(ConnectionClosed("this side closed the connection"))
         await asyncio.shield(self._closing)
 
@@ -252,7 +255,7 @@ class Connection(Budget):
         """The peer will send nothing more: let what runs finish within the grace, then close."""
         self._outgoing.end_input()
         if self.lost is None and self._closing is None:
-            self._closing = self.loop.create_task(self._finish())
+            self._closing = self.new_task(self._finish())
 
     async def _finish(self) -> None:
         # Nobody can answer our open calls any more, and handlers that wait for one end with that.
@@ -289,7 +292,7 @@ class Connection(Budget):
     def _lose(self, error: ConnectionClosed) -> None:
         self._fail_everything(error)
         if self._closing is None:
-            self._closing = self.loop.create_task(self._end())
+            self._closing = self.new_task(self._end())
 
     def pause_writing(self) -> None:
         """The transport's: senders that can wait, should (`drain`)."""
@@ -437,6 +440,30 @@ class Connection(Budget):
         """Whether a telemetry hook is set: what is only worth an event then can be left out else."""
         return self._telemetry.hook is not None
 
+    def handler_failed(self, what: str, method: str, error: BaseException) -> None:
+        """Tell the operator what a handler raised.
+
+        Args:
+            what: "request", "notification" or "subtask".
+            method: what it handled.
+            error: no `RequestError`.
+        """
+        if self.lost is not None and isinstance(error, ConnectionClosed):
+            # It was told that the peer is gone, and so is everybody.
+            log.info(
+                "the handler of %s ended with the connection: %s",
+                method[:_METHOD_CHARACTERS],
+                error,
+            )
+            return
+        self.emit(
+            "handler_crash",
+            cause=error,
+            what=what,
+            method=method[:_METHOD_CHARACTERS],
+            error=type(error).__name__,
+        )
+
     def _report(self, event: Refusal | Ignored) -> None:
         """A frame that is no message, or none for us."""
         self.emit(event.event, **event.facts)
@@ -456,10 +483,18 @@ class Connection(Budget):
         its own end, other tasks are cancelled at once.
         """
         tasks = self._deliveries if delivery else self.tasks
-        task = self.loop.create_task(work)
+        task = self.new_task(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         return task
+
+    def new_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that begins in a later turn of the loop, and that the caller keeps account of.
+
+        Not made by the loop's task factory: an eager one would begin the work within this call, so
+        that a handler ran in the reader.
+        """
+        return asyncio.Task(work, loop=self.loop)
 
     def call_soon_from_anywhere(self, act: Callable[[], object]) -> None:
         """Have `act` called on the connection's loop. Raises `RuntimeError` if that is closed."""
@@ -467,7 +502,7 @@ class Connection(Budget):
 
     def run_soon(
         self,
-        act: Callable[[], Awaitable[None] | None],
+        act: Callable[[], object],
         what: str = "what was to run after a response",
     ) -> None:
         """Call `act` now; an awaitable it returns runs in a task. What it raises is logged."""
@@ -478,11 +513,11 @@ class Connection(Budget):
         except BaseException:
             log.exception("%s failed", what)
             return
-        if result is not None:
+        if inspect.isawaitable(result):
             self.create_task(_logged(result, what))
 
 
-async def _logged(work: Awaitable[None], what: str) -> None:
+async def _logged(work: Awaitable[object], what: str) -> None:
     try:
         await work
     except (*ENDING, asyncio.CancelledError):

@@ -9,7 +9,7 @@ from antiphon.runtime._reply import Obligation, Reply
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from antiphon.runtime._connection import Connection
     from antiphon.runtime._incoming import InboundCall
@@ -75,11 +75,17 @@ class Context:
                 -32603, or -32800 if the peer has cancelled it.
 
         Raises:
-            LocalProtocolError: it is a notification, or deferred already.
+            LocalProtocolError: it is a notification, or deferred or answered already.
         """
         call = self.call
-        if call is None or call.deferred is not None:
-            what = "has no answer" if call is None else "is deferred already"
+        if call is None or call.deferred is not None or call.answered:
+            what = (
+                "has no answer"
+                if call is None
+                else "is answered already"
+                if call.answered
+                else "is deferred already"
+            )
             msg = f"{self.method} {what}"
             raise LocalProtocolError(msg)
         call.deferred = obligation = Obligation(self.connection, call)
@@ -92,13 +98,13 @@ class Context:
         """Absolute directories of the session: its `cwd` first, then the additional ones."""
         return ()
 
-    def after_response(self, act: Callable[[], Awaitable[None] | None]) -> None:
+    def after_response(self, act: Callable[[], object]) -> None:
         """Run `act` once the response is queued for the wire: for what must follow it.
 
-        An awaitable it returns runs in a task of the connection. On a notification `act` runs at
-        once after the handler. Not run if the request ends with an error.
+        An awaitable it returns runs in a task of the connection. On a notification, and when the
+        response is queued already, `act` runs at once. Not run if the request ends with an error.
         """
-        if self.call is None:
+        if self.call is None or self.call.followed:
             self.connection.run_soon(act)
         else:
             self.call.after.append(act)

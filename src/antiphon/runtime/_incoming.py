@@ -27,7 +27,7 @@ from antiphon._errors import (
 from antiphon.runtime._reply import DEFERRED_MARK, settled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from antiphon.core import NotificationEvent, RequestEvent
     from antiphon.runtime._connection import Connection
@@ -51,6 +51,7 @@ class InboundCall:
         "answered",
         "cancelled",
         "deferred",
+        "followed",
         "id",
         "method",
         "rx_seq",
@@ -65,8 +66,11 @@ class InboundCall:
         #: Position of its frame among all that came on the connection, from 1.
         self.rx_seq = rx_seq
         self.cancelled = False
-        #: Whether it got its response from `Connection.answer`, so that its handler need not run.
+        #: Whether it has its response. By this, not by its id, is told what may still answer: the peer
+        #: may use the id again as soon as it has the response.
         self.answered = False
+        #: Whether that was a result, and what had to follow it has been done.
+        self.followed = False
         #: Whether its task has begun: one that has not would never see its own cancellation.
         self.started = False
         #: Whether it was cancelled before that, so that its handler need not run either.
@@ -74,7 +78,7 @@ class InboundCall:
         #: Set from `ctx.defer()` until the reply.
         self.deferred: Obligation | None = None
         self.task: asyncio.Task[None] | None = None
-        self.after: list[Callable[[], Awaitable[None] | None]] = []
+        self.after: list[Callable[[], object]] = []
 
 
 class Incoming:
@@ -102,6 +106,7 @@ class Incoming:
         if self._held is not None:
             self._held.append((event, rx_seq))
             self._connection.queued_bytes += len(event.frame)
+            self._connection.queued_updates += 1
 
     def _handshake_handled(self, *, succeeded: bool) -> None:
         """Let what arrived during `initialize` through, in its order (agent side)."""
@@ -109,7 +114,7 @@ class Incoming:
             self._connection.initialized = True
         held, self._held = self._held, None
         for event, rx_seq in held or ():
-            self._connection.release(len(event.frame))
+            self._connection.release(len(event.frame), 1)
             self._connection.dispatch(event, rx_seq)
 
     # ------------------------------------------------------------------ a request comes
@@ -158,7 +163,7 @@ class Incoming:
         if method == "initialize":
             self._held = []
         # No callback that forgets it at its end, as `create_task` has: `_serve` does.
-        call.task = task = connection.loop.create_task(self._serve(call, route, params, context))
+        call.task = task = connection.new_task(self._serve(call, route, params, context))
         connection.tasks.add(task)
 
     def _busy(self, call: InboundCall) -> InternalError:
@@ -192,19 +197,20 @@ class Incoming:
                 value = await route.invoke(params, context)
                 if value is DEFERRED_MARK or call.deferred is not None:
                     value = await settled(value, context)
-                frame = self._protocol.result(call.id, route.encode(value))
-                succeeded = frame is not None
-                if frame is not None:
-                    self._send(frame, now=len(self._protocol.requests) == 0)
+                if not call.answered:
+                    frame = self._protocol.result(call.id, route.encode(value))
+                    call.answered = succeeded = frame is not None
+                    if frame is not None:
+                        self._send(frame, now=len(self._protocol.requests) == 0)
             except asyncio.CancelledError:
                 if self._connection.closed:
                     raise
                 self._answer_error(call, RequestCancelled())
-            except GeneratorExit:
-                raise
             except ENDING as error:  # the programme ends, but the peer knows why
-                self._answer_error(call, error)
-                self._writer.flush()
+                # With the coroutine of a task that is gone there is nobody left to answer.
+                if asyncio.current_task(self._connection.loop) is call.task:
+                    self._answer_error(call, error)
+                    self._writer.flush()
                 raise
             except BaseException as error:  # noqa: BLE001  (the boundary)
                 self._answer_error(call, error)
@@ -218,12 +224,13 @@ class Incoming:
         if succeeded:
             for act in call.after:
                 self._connection.run_soon(act)
+            call.followed = True
 
     # ------------------------------------------------------------------ its one answer
 
     def answer(self, call: InboundCall, body: bytes) -> bool:
         """Answer a request in its handler's place, whose task is cancelled; False if it is answered."""
-        frame = self._protocol.result(call.id, body)
+        frame = None if call.answered else self._protocol.result(call.id, body)
         if frame is None:
             return False
         call.answered = True
@@ -242,19 +249,16 @@ class Incoming:
             log.warning("the answer to %s is refused: %s", call.method, error)
         else:
             code, message, data = -32603, "Internal error", None
-            self._connection.emit(
-                "handler_crash",
-                cause=error,
-                what="request",
-                method=_short(call.method),
-                error=type(error).__name__,
-            )
+            self._connection.handler_failed("request", call.method, error)
+        if call.answered:
+            return
         try:
             frame = self._protocol.error(call.id, code, message, data)
         except Exception:
             # The handler's error holds what is no JSON, but an answer is owed.
             log.exception("the error of %s cannot be encoded", call.method)
             frame = self._protocol.error(call.id, code, str(message))
+        call.answered = frame is not None
         if frame is not None:
             self._send(frame, now=len(self._protocol.requests) == 0)
 

@@ -109,12 +109,8 @@ class Notices:
                     except ENDING:
                         raise
                     except BaseException as error:  # noqa: BLE001  (the boundary)
-                        self._connection.emit(
-                            "handler_crash",
-                            cause=error,
-                            what="notification",
-                            method=notice.context.method[:256],
-                            error=type(error).__name__,
+                        self._connection.handler_failed(
+                            "notification", notice.context.method, error
                         )
                     self._done(notice)
         finally:

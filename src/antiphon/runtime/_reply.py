@@ -52,7 +52,7 @@ class Obligation:
         self._call = call
         self._outcome: asyncio.Future[tuple[Any, BaseException | None]] = connection.create_future()
         self._replied = False  # by its Reply, not in any other way
-        self._listeners: list[Callable[[], Awaitable[None] | None]] = []
+        self._listeners: list[Callable[[], object]] = []
         self._waiters: list[asyncio.Future[None]] = []
 
     async def result(self) -> Any:
@@ -95,7 +95,7 @@ class Obligation:
         """Whether nobody wants the answer any more."""
         return self._call.cancelled or self._outcome.cancelled()
 
-    def listen(self, act: Callable[[], Awaitable[None] | None]) -> None:
+    def listen(self, act: Callable[[], object]) -> None:
         """Have `act` called when nobody wants the answer any more; now, if that is so."""
         if self.cancelled:
             self._tell(act)
@@ -117,6 +117,8 @@ class Obligation:
     def adopted_by(self, adopter: asyncio.Task[Any]) -> None:
         """Watch who will reply: when that task has ended, nobody will."""
         adopter.add_done_callback(self._adopter_ended)
+        # One that answers many must not gather what it has answered.
+        self._outcome.add_done_callback(lambda _: adopter.remove_done_callback(self._adopter_ended))
 
     def _adopter_ended(self, adopter: asyncio.Task[Any]) -> None:
         if self._outcome.done():
@@ -164,7 +166,7 @@ class Obligation:
             self._tell(act)
         self._wake()
 
-    def _tell(self, act: Callable[[], Awaitable[None] | None]) -> None:
+    def _tell(self, act: Callable[[], object]) -> None:
         self._connection.run_soon(act, "what was to run at a cancellation")
 
     def _wake(self) -> None:
@@ -220,7 +222,7 @@ class Reply:
         """
         return self._obligation.cancelled
 
-    def on_cancel(self, act: Callable[[], Awaitable[None] | None]) -> None:
+    def on_cancel(self, act: Callable[[], object]) -> None:
         """Have `act` called, once, when `cancelled` becomes true; now, if it is.
 
         An awaitable it returns runs in a task of the connection. Who listens has to answer: without
