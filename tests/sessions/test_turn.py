@@ -17,6 +17,7 @@ from antiphon import (
     Client,
     ConnectionClosed,
     Context,
+    LimitExceeded,
     Limits,
     RequestError,
     Turn,
@@ -275,6 +276,23 @@ async def test_a_tool_call_that_said_its_end_itself_is_not_ended_again() -> None
     assert [u.get("status") for u in updates] == ["in_progress", "failed"]
 
 
+@pytest.mark.parametrize("changes", [{"content": ["x" * 3000]}, {"raw_output": {1j}}])
+async def test_a_change_of_a_tool_call_that_cannot_be_sent_has_not_happened(changes: Any) -> None:
+    async def act(turn: Turn) -> None:
+        with pytest.raises((LimitExceeded, TypeError)):
+            async with turn.tool("Edit") as tool:
+                await tool.update(status="completed", **changes)
+        async with turn.tool("Look") as tool:
+            with pytest.raises(LimitExceeded):
+                await tool.add("y" * 3000)
+            await tool.add("small")
+
+    updates = await updates_of(act, limits=Limits(frame_bytes=2000))
+    assert [u["status"] for u in updates[:2]] == ["in_progress", "failed"]
+    shown = [item["content"]["text"] for u in updates for item in u.get("content", ())]
+    assert shown == ["small"]
+
+
 async def test_usage_goes_to_the_session() -> None:
     async def act(turn: Turn) -> None:
         await turn.usage(used=5, size=10, cost=(0.5, "EUR"))
@@ -445,6 +463,37 @@ async def test_a_question_that_is_open_at_cancellation_is_withdrawn_on_the_wire(
         assert [(a.option_id, a.allowed) for a in answers] == [(None, False)] * 2
         assert len(raw.sent("session/request_permission")) == 1
         assert session.told() == ["goes on"]
+
+
+@pytest.mark.covers("R1-103")
+@pytest.mark.parametrize("end", ["returns", "raises", "is cancelled"])
+async def test_a_question_of_a_task_that_the_turn_does_not_wait_for_ends_with_it(end: str) -> None:
+    """A yes to it would permit something in the name of a turn that is over."""
+    answers: list[Any] = []
+    asking: list[asyncio.Task[None]] = []
+
+    async def ask(turn: Turn) -> None:
+        answers.append(await turn.ask_permission("May I?"))
+
+    async def act(turn: Turn) -> None:
+        asking.append(asyncio.create_task(ask(turn)))
+        await asyncio.sleep(0)
+        if end == "raises":
+            raise RequestError.of(-1, "no")
+        if end == "is cancelled":
+            raise asyncio.CancelledError
+
+    async with prompted(act) as session:
+        raw = session.raw
+        asked = await raw.wait("session/request_permission")
+        answer = await raw.answer_to("p")
+        assert ("result" in answer) == (end == "returns")
+        withdrawn = await raw.wait("$/cancel_request")
+        assert withdrawn["params"] == {"requestId": asked["id"]}
+        assert raw.frames.index(withdrawn) < raw.frames.index(answer)
+        raw.answer(asked, {"outcome": {"outcome": "selected", "optionId": "allow_once"}})
+        await asyncio.wait_for(asking[0], 5)
+        assert [(a.option_id, a.allowed) for a in answers] == [(None, False)]
 
 
 @pytest.mark.covers("FF-26")
@@ -995,6 +1044,30 @@ async def test_a_terminal_is_released_whatever_happens_in_its_block() -> None:
     created = client.calls[0][1]
     assert (created.command, created.args, created.cwd) == ("make", ["test"], "/w")
     assert created.env == [v1.EnvVariable(name="A", value="1")]
+
+
+@pytest.mark.covers("R1-116")
+async def test_a_release_is_not_called_back_when_its_task_is_cancelled_again() -> None:
+    tasks: list[asyncio.Task[None]] = []
+
+    async def use(turn: Turn) -> None:
+        async with turn.run("make"):
+            await asyncio.Event().wait()
+
+    async def act(turn: Turn) -> None:
+        tasks.append(turn.start_soon(use(turn)))
+
+    async with prompted(act, {"terminal": True}) as session:
+        raw = session.raw
+        raw.answer(await raw.wait("terminal/create"), {"terminalId": "t"})
+        await raw.round_trip()
+        tasks[0].cancel()
+        release = await raw.wait("terminal/release")
+        tasks[0].cancel()
+        assert await session.reason() == "end_turn"
+        await raw.round_trip()
+        assert raw.sent("$/cancel_request") == []
+        raw.answer(release, {})
 
 
 async def test_a_form_is_answered_by_the_client() -> None:

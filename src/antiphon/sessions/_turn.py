@@ -472,13 +472,7 @@ class Turn:
         if self.cancelled:  # stopping has consequences, and `TurnOver` is one of them
             log.info("a subtask of a cancelled turn ended with an error", exc_info=error)
             return
-        self._connection.emit(
-            "handler_crash",
-            cause=error,
-            what="subtask",
-            method="session/prompt",
-            error=type(error).__name__,
-        )
+        self._connection.handler_failed("subtask", "session/prompt", error)
 
     # -------------------------------------------------------------- for the session: effects
 
@@ -487,15 +481,22 @@ class Turn:
         self.cancelled = True
         if self._cancel_event is not None:
             self._cancel_event.set()
+        self._withdraw()
+
+    def _withdraw(self) -> None:
         asks, self._asks = self._asks, set()
         for call in asks:
             self._connection.abandon(call)
             call.answered(None, RequestCancelled())
 
     def seal(self) -> None:
-        """The response is settled: the back-stop has nothing to do any more, `wait_over` returns."""
+        """The response is settled: the back-stop has nothing to do any more, `wait_over` returns.
+
+        Questions that a task asks for which the turn has not waited end as a no and are withdrawn.
+        """
         if self.backstop is not None:
             self.backstop.cancel()
+        self._withdraw()
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -561,24 +562,30 @@ class ToolCallVerbs:
         raw_output: Any = UNSET,
     ) -> None:
         """Change what is given; `content` and `locations` replace the whole list (R1-102)."""
+        before = self._content, self._final
         if not isinstance(content, UnsetType):
             self._content = [_tool_content(item) for item in content]
         if status in ("completed", "failed"):
             self._final = True
-        await self.turn.send(
-            v1.ToolCallProgress(
-                tool_call_id=self.id,
-                status=status,
-                title=title,
-                content=UNSET if isinstance(content, UnsetType) else self._content,
-                locations=(
-                    UNSET
-                    if isinstance(locations, UnsetType)
-                    else [_location(item) for item in locations]
-                ),
-                raw_output=raw_output,
+        try:
+            await self.turn.send(
+                v1.ToolCallProgress(
+                    tool_call_id=self.id,
+                    status=status,
+                    title=title,
+                    content=UNSET if isinstance(content, UnsetType) else self._content,
+                    locations=(
+                        UNSET
+                        if isinstance(locations, UnsetType)
+                        else [_location(item) for item in locations]
+                    ),
+                    raw_output=raw_output,
+                )
             )
-        )
+        except Exception:
+            # Nobody has seen it: too large, or no JSON.
+            self._content, self._final = before
+            raise
 
     async def add(self, content: Any) -> None:
         """Add to what the call shows: a text, a content block, a diff or a `Terminal`."""
@@ -633,9 +640,12 @@ class Terminal:
         trace: TracebackType | None,
     ) -> None:
         # R1-116: released whatever happened. A task that is being cancelled still gets the frame out;
-        # waiting for the answer is cut short by the cancellation itself.
+        # waiting for the answer is cut short by the cancellation itself, and that alone: a
+        # `$/cancel_request` could stop the release.
+        peer, release = self._turn.peer, self._release(self.id)
         try:
-            await self._turn.peer.request(self._release(self.id))
+            call = peer.open_request(release, UNSET)
+            peer.result_of(release, await asyncio.shield(call.future))
         except AntiphonError as failure:
             if kind is None:
                 raise
