@@ -22,6 +22,7 @@ from antiphon import (
     Reply,
     RequestError,
     ResourceNotFound,
+    TelemetryEvent,
     Turn,
     TurnOver,
     extension,
@@ -1487,6 +1488,42 @@ async def test_an_agent_may_listen_to_cancellation_itself() -> None:
         raw.send(cancel(raw, session_id), cancel(raw, "nobody"))
         assert (await raw.answer_to("p"))["result"] == {"stopReason": "cancelled"}
     assert heard == [session_id]
+
+
+async def test_a_listener_to_cancellation_that_hangs_is_no_way_to_fill_the_memory() -> None:
+    """It is a handler of a notification: one at a time, in order, and within their bounds."""
+    heard: list[int] = []
+    shed: list[str] = []
+    gate = asyncio.Event()
+
+    class Listening(Echo):
+        async def cancel(self, params: Any, ctx: AgentContext) -> None:
+            await gate.wait()
+            heard.append(ctx.rx_seq)
+
+    def watch(event: TelemetryEvent) -> None:
+        shed.append(event.name)
+
+    limits = Limits(queue_notifications=10, notification_timeout=0.05)
+    agent = Listening()
+    async with raw_client(agent, limits=limits, telemetry=watch) as raw:
+        session_id = await opened(raw)
+        await raw.round_trip()
+        before = len(asyncio.all_tasks())
+        for _ in range(10):
+            raw.send(*[cancel(raw, session_id)] * 10)
+            await raw.round_trip()
+        assert len(asyncio.all_tasks()) <= before + 1
+        assert "notification_shed" in shed
+        # Turns are cancelled all the same.
+        raw.send(prompt(raw, "p", session_id, "until cancelled"))
+        await asyncio.wait_for(agent.waiting.wait(), 5)
+        raw.send(cancel(raw, session_id))
+        assert (await raw.answer_to("p"))["result"] == {"stopReason": "cancelled"}
+        gate.set()
+        await raw.round_trip()
+        assert 10 <= len(heard) <= 30
+        assert heard == sorted(heard)
 
 
 @pytest.mark.covers("I17", "R1-98", "R1-100")

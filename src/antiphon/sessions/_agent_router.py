@@ -390,14 +390,16 @@ class AgentRouter(SideRouter):
             )
         return response
 
-    def _cancel_received(self, params: v1_unstable.CancelNotification, context: Any) -> None:
+    def _cancel_received(
+        self, params: v1_unstable.CancelNotification, context: AgentContext
+    ) -> None:
         session = self._peer.sessions.get(params.session_id)
         if session is None:
             return
         session.fire(Event.CANCEL)
         handler = self._agent.find_handler("cancel")
-        if handler is not None:
-            self._peer.connection.run_soon(lambda: handler(params, context))
+        if handler is not None:  # waits for its turn, and within the bounds, of all notifications
+            self._peer.connection.handle_notice(handler, params, context, len(context.raw))
 
 
 #: One that the protocol does not know has to be returned as a `PromptResponse`.
