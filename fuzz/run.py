@@ -82,6 +82,7 @@ class Lines:
             watch.use_tool_id(watch.COVERAGE_ID, "antiphon-fuzz")
             watch.register_callback(watch.COVERAGE_ID, watch.events.LINE, self._line)
             watch.set_events(watch.COVERAGE_ID, watch.events.LINE)
+            watch.restart_events()  # the lines that another target has reached are new to this one
         else:
             sys.settrace(self._trace)
         return self

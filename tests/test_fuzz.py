@@ -104,8 +104,11 @@ def test_a_case_that_takes_too_long_is_a_finding(monkeypatch: pytest.MonkeyPatch
 
 def test_the_lines_that_run_are_seen_and_only_while_they_are_watched() -> None:
     check = targets.load("scan")
+    with run.Lines() as before:
+        check(b'"\\ud800"')
     with run.Lines() as lines:
         check(b'"\\ud800"')
+    assert lines.seen == before.seen, "each watch begins anew"
     seen = len(lines.seen)
     check(b"[" * 200)
 

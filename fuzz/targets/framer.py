@@ -13,7 +13,8 @@ _KEPT = 4096
 def check(data: bytes) -> None:
     if len(data) < 2:
         return
-    how, longest, stream = data[0], 1 + data[1], data[2:]
+    # A byte order mark that comes in pieces is held like a line until it is known for one.
+    how, longest, stream = data[0], 3 + data[1], data[2:]
     expected = _by_the_rules(stream, longest)
 
     framer = LineFramer(longest)
