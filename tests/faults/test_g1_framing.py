@@ -630,3 +630,45 @@ def test_the_command_prints_any_text_on_any_output(encoding: str) -> None:
     ran = antiphon("prompt", "--agent", agent, "漢 😀 \u2028 €", env=env)
     assert ran.code == 0, ran.err
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.covers("FF-07")
+async def test_what_json_cannot_say_is_refused_at_the_call_and_leaves_its_session_free() -> None:
+    async with raw_agent("memory") as (peer, raw):
+        session = await opened(peer, raw)
+        for wrong in (float("nan"), [float("-inf")], object(), {"a": {1, 2.0, float("nan")}}):
+            with pytest.raises((TypeError, ValueError)):
+                await session.prompt("go", meta={"x": wrong})
+            with pytest.raises((TypeError, ValueError)):
+                await peer.new_session(cwd="/", meta={"x": wrong})
+        assert session.turn is None
+        running = asyncio.ensure_future(_run(session.prompt("go")))
+        raw.answer(await raw.wait("session/prompt"), END)
+        assert (await running).stop_reason == "end_turn"
+        await raw.round_trip()
+        assert len(raw.sent("session/new")) == 1
+        assert len(raw.sent("session/prompt")) == 1
+
+
+class Unsayable(Agent):
+    @extension("_test/value")
+    async def value(self, params: Any, ctx: Any) -> Any:
+        deep: Any = []
+        for _ in range(100_000):
+            deep = [deep]
+        circle: list[Any] = []
+        circle.append(circle)
+        values = {"nan": float("nan"), "object": object(), "deep": deep, "circle": circle}
+        return {"a": values[params]}
+
+
+@pytest.mark.covers("FF-07")
+@pytest.mark.parametrize("wire", AGENT_WIRES)
+async def test_a_result_that_json_cannot_say_is_an_internal_error_of_its_own_request(
+    wire: str,
+) -> None:
+    async with raw_client(wire, Unsayable()) as raw:
+        for value in ("nan", "object", "deep", "circle"):
+            answer = await raw.ask("_test/value", value)
+            assert answer["error"] == {"code": -32603, "message": "Internal error"}
+        await opened_in(raw)

@@ -743,3 +743,43 @@ async def test_a_client_that_is_cancelled_while_it_starts_leaves_no_process() ->
             opening.cancel()
             await asyncio.wait([opening])
             assert opening.cancelled()
+
+
+@pytest.mark.covers("FF-13")
+@pytest.mark.parametrize("wire", CLIENT_WIRES)
+async def test_a_handler_of_updates_may_close_the_connection_it_runs_on(wire: str) -> None:
+    holder: list[AgentPeer] = []
+
+    async def on_update(update: Update) -> None:
+        await holder[0].aclose()
+
+    async with raw_agent(wire, Client(on_update=on_update)) as (peer, raw):
+        holder.append(peer)
+        session = await opened(peer, raw)
+        running = begun(session.prompt("go"))
+        await raw.wait("session/prompt")
+        raw.send(raw.update("s1", "a"))
+        async with asyncio.timeout(8):
+            with pytest.raises(ConnectionClosed):
+                await running
+            await peer.wait_closed()
+
+
+@pytest.mark.covers("FF-13", "FF-14")
+@pytest.mark.parametrize("wire", CLIENT_WIRES)
+async def test_whoever_decides_may_ask_the_agent_itself_in_another_session(wire: str) -> None:
+    async def decide(params: Any, ctx: ClientContext) -> bool:
+        other = await ctx.peer.new_session(cwd="/")
+        return (await other.prompt("is this safe?")).text == "yes"
+
+    async with raw_agent(wire, Client(permissions=decide)) as (peer, raw):
+        session = await opened(peer, raw)
+        running = begun(session.prompt("go"))
+        request = await raw.wait("session/prompt")
+        raw.send(ask("q"))
+        raw.answer(await raw.wait("session/new", 2), {"sessionId": "s2"})
+        second = await raw.wait("session/prompt", 2)
+        raw.send(raw.update("s2", "yes"), reply(second, END))
+        assert (await raw.answer_to("q"))["result"]["outcome"]["optionId"] == "y"
+        raw.answer(request, END)
+        assert (await running).text == ""

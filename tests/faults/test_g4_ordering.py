@@ -360,3 +360,31 @@ async def test_an_agent_s_first_updates_stand_behind_the_answer_that_names_the_s
         update = await raw.wait("session/update")
         assert update["params"]["sessionId"] == session_id
         assert [f.get("method") for f in raw.frames] == [None, None, "session/update"]
+
+
+@pytest.mark.covers("FF-20")
+@pytest.mark.parametrize("wire", AGENT_WIRES)
+async def test_fifty_turns_of_an_agent_at_once_keep_their_order_each(wire: str) -> None:
+    class Streams(Agent):
+        async def prompt(self, turn: Turn) -> None:
+            for n in range(20):
+                await turn.say(str(n))
+                if n % 7 == 0:
+                    await asyncio.sleep(0)
+
+    async with raw_client(wire, Streams()) as raw:
+        sessions = [await opened_in(raw) for _ in range(50)]
+        text = [{"type": "text", "text": "go"}]
+        raw.send(
+            *(
+                raw.request(session_id, "session/prompt", {"sessionId": session_id, "prompt": text})
+                for session_id in sessions
+            )
+        )
+        for session_id in sessions:
+            assert (await raw.answer_to(session_id))["result"] == END
+        said: dict[str, list[str]] = {session_id: [] for session_id in sessions}
+        for frame in raw.sent("session/update"):
+            params = frame["params"]
+            said[params["sessionId"]].append(params["update"]["content"]["text"])
+    assert all(texts == [str(n) for n in range(20)] for texts in said.values())

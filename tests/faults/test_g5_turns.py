@@ -28,6 +28,7 @@ from antiphon import (
     SilenceTimeout,
     Turn,
     TurnInProgress,
+    TurnOver,
 )
 
 if TYPE_CHECKING:
@@ -612,3 +613,29 @@ def test_the_command_has_an_exit_code_for_a_turn_that_does_not_settle() -> None:
     assert ran.code not in (0, 1)
     assert "0.5" in ran.err
     assert time.monotonic() - begin < 15
+
+
+@pytest.mark.covers("FF-25")
+@pytest.mark.parametrize("wire", AGENT_WIRES)
+async def test_what_an_agent_s_own_task_says_behind_the_answer_is_refused_and_not_sent(
+    wire: str,
+) -> None:
+    tasks: list[asyncio.Task[None]] = []
+
+    class Forgetful(Agent):
+        async def prompt(self, turn: Turn) -> None:
+            async def late() -> None:
+                await asyncio.sleep(0.01)
+                await turn.say("late")
+
+            tasks.append(asyncio.create_task(late()))  # and not `turn.start_soon`
+            await turn.say("in time")
+
+    async with raw_client(wire, Forgetful()) as raw:
+        session_id = await opened_in(raw)
+        raw.send(prompt(1, session_id))
+        assert (await raw.answer_to(1))["result"] == END
+        await asyncio.wait(tasks)
+        assert isinstance(tasks[0].exception(), TurnOver)
+        await raw.round_trip()
+        assert said(raw) == ["in time"]

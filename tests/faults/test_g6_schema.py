@@ -24,6 +24,7 @@ from antiphon import (
     AuthRequired,
     CapabilityError,
     Client,
+    RemoteProtocolError,
     RequestError,
     Turn,
     UnknownUpdate,
@@ -467,3 +468,51 @@ async def test_a_login_is_asked_for_by_the_caller_and_nothing_is_repeated_by_its
         await raw.round_trip()
         assert len(raw.sent("session/prompt")) == 1
         assert len(raw.sent("authenticate")) == 2
+
+
+@pytest.mark.covers("FF-32", "FF-34")
+@pytest.mark.parametrize(
+    ("answer", "methods"),
+    [
+        ({"agentCapabilities": []}, []),
+        ({"agentCapabilities": "all", "agentInfo": "x", "authMethods": "y"}, []),
+        ({"authMethods": [5, {"id": "a"}, {"id": "b", "name": "B"}]}, ["b"]),
+        ({"agentCapabilities": {"loadSession": "yes", "sessionCapabilities": 5}}, []),
+    ],
+)
+@pytest.mark.parametrize("wire", CLIENT_WIRES)
+async def test_an_answer_to_the_handshake_with_odd_members_is_an_answer(
+    wire: str, answer: dict[str, Any], methods: list[str]
+) -> None:
+    async with raw_agent(wire, initialized=answer) as (peer, raw):
+        assert [method.id for method in peer.auth_methods] == methods
+        assert not peer.offers("loadSession")
+        assert peer.info is None
+        await opened(peer, raw)
+
+
+@pytest.mark.covers("FF-32")
+@pytest.mark.parametrize("usage", ["x", {"totalTokens": "x"}, [], 5], ids=json.dumps)
+async def test_odd_usage_does_not_cost_the_answer_to_a_prompt(usage: Any) -> None:
+    async with raw_agent("memory") as (peer, raw):
+        session = await opened(peer, raw)
+        running = begun(session.prompt("go"))
+        raw.answer(await raw.wait("session/prompt"), END | {"usage": usage})
+        outcome = await running
+        assert (outcome.stop_reason, outcome.usage) == ("end_turn", None)
+
+
+@pytest.mark.covers("FF-31", "FF-32")
+@pytest.mark.parametrize(
+    "answer", [{"stopReason": 5}, {"stopReason": None}, [], "end_turn", True], ids=json.dumps
+)
+async def test_what_is_no_answer_to_a_prompt_fails_that_turn_alone(answer: Any) -> None:
+    async with raw_agent("memory") as (peer, raw):
+        session = await opened(peer, raw)
+        running = begun(session.prompt("go"))
+        raw.answer(await raw.wait("session/prompt"), answer)
+        with pytest.raises(RemoteProtocolError):
+            await running
+        running = begun(session.prompt("again"))
+        raw.answer(await raw.wait("session/prompt", 2), END)
+        assert (await running).stop_reason == "end_turn"
