@@ -499,6 +499,9 @@ def _run_scene(
         check=False,
     )
     took = time.monotonic() - begin
+    if not record.exists():
+        said = done.stderr.decode("utf-8", "replace").strip()[-200:]
+        return f"exit {done.returncode}", [f"our agent was not started, or did not start: {said}"]
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     sent = [line["frame"] for line in lines if line["dir"] == "out"]
     came = [line["frame"] for line in lines if line["dir"] == "in"]
