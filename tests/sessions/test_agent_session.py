@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import pytest
 
 from antiphon import (
     Agent,
+    AgentContext,
     AgentSession,
     Capabilities,
     CapabilityError,
@@ -374,3 +376,61 @@ async def test_slow_clients_are_waited_for() -> None:
 async def _tell(session: AgentSession, count: int) -> None:
     for number in range(count):
         await session.info(title=f"{number}" + "x" * 1000)
+
+
+@pytest.mark.parametrize("verb", ["the verb", "an update"])
+async def test_what_the_client_was_told_of_modes_and_options_is_kept_by_whichever_verb(
+    verb: str,
+) -> None:
+    modes = v1.SessionModeState(
+        current_mode_id="a",
+        available_modes=[v1.SessionMode(id="a", name="A"), v1.SessionMode(id="b", name="B")],
+    )
+    choices = [v1.SessionConfigSelectOption(value=value, name=value) for value in ("x", "y")]
+    option = v1.SessionConfigSelect(id="o", name="O", current_value="x", options=choices)
+
+    class Moded(Keeping):
+        capabilities = Capabilities(
+            modes=[v1.SessionMode(id="a", name="A"), v1.SessionMode(id="b", name="B")],
+            config_options=[option],
+        )
+
+    agent = Moded()
+    async with raw_client(agent) as raw:
+        session = await opened(agent, raw)
+        assert session.modes == modes
+        changed: list[v1_unstable.SessionConfigOption] = [
+            msgspec.structs.replace(option, current_value="y")
+        ]
+        if verb == "the verb":
+            await session.set_mode("b")
+            await session.set_config_options(changed)
+        else:
+            await session.update(v1.CurrentModeUpdate(current_mode_id="b"))
+            await session.update(v1.ConfigOptionUpdate(config_options=list(changed)))
+
+        assert session.modes is not None
+        assert session.modes.current_mode_id == "b"
+        assert session.config_options == changed
+        assert session.config_options is not changed
+
+
+async def test_what_could_not_be_told_of_modes_and_options_is_not_kept() -> None:
+    class Moded(Keeping):
+        capabilities = Capabilities(modes=[v1.SessionMode(id="a", name="A")])
+
+        async def close_session(self, params: Any, ctx: AgentContext) -> v1.CloseSessionResponse:
+            return v1.CloseSessionResponse()
+
+    agent = Moded()
+    async with raw_client(agent) as raw:
+        session = await opened(agent, raw)
+        await raw.ask("session/close", {"sessionId": session.session_id})
+        with pytest.raises(LocalProtocolError):
+            await session.set_mode("b")
+        with pytest.raises(LocalProtocolError):
+            await session.set_config_options([])
+
+        assert session.modes is not None
+        assert session.modes.current_mode_id == "a"
+        assert session.config_options is None

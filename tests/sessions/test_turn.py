@@ -682,6 +682,25 @@ async def test_a_cancelled_turn_may_flush_and_then_ends_as_cancelled() -> None:
 
 
 @pytest.mark.covers("R1-96", "FF-25")
+@pytest.mark.parametrize("since", ["before the end", "after it"])
+async def test_who_waits_for_a_cancellation_waits_no_longer_than_the_turn(since: str) -> None:
+    waiting: list[asyncio.Task[None]] = []
+
+    async def act(turn: Turn) -> None:
+        if since == "before the end":
+            waiting.append(asyncio.create_task(turn.wait_cancelled()))
+            await asyncio.sleep(0)
+
+    agent = Scripted(act)
+    async with joined(agent) as (peer, _):
+        session = await peer.new_session(cwd="/")
+        assert (await session.prompt("go")).stop_reason == "end_turn"
+        if since == "after it":
+            waiting.append(asyncio.create_task(agent.turns[0].wait_cancelled()))
+        await asyncio.wait_for(waiting[0], 5)
+        assert not agent.turns[0].cancelled
+
+
 async def test_an_error_of_a_cancelled_turn_is_still_cancelled() -> None:
     async def act(turn: Turn) -> None:
         await turn.say("begin")

@@ -226,7 +226,8 @@ class Reply:
         """Have `act` called, once, when `cancelled` becomes true; now, if it is.
 
         An awaitable it returns runs in a task of the connection. Who listens has to answer: without
-        anybody listening, a request that the peer cancels is answered -32800 at once.
+        anybody listening, a request that the peer cancels is answered -32800 at once. `act` is kept
+        until then: one that refers to this reply keeps it from being garbage collected.
         """
         self._obligation.listen(act)
 

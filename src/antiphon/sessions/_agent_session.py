@@ -44,6 +44,9 @@ _TURN_UPDATES = frozenset(
 #: Of these an empty text says nothing, and some clients show an empty message for it.
 _TEXTS = frozenset(("agent_message_chunk", "agent_thought_chunk"))
 
+#: Updates that change what the session keeps.
+_KEPT = frozenset(("current_mode_update", "config_option_update"))
+
 #: What a response is longer than its result, its id aside.
 _ENVELOPE = len(b'{"jsonrpc":"2.0","id":,"result":}')
 
@@ -126,14 +129,11 @@ class AgentSession:
 
     async def set_mode(self, mode_id: str) -> None:
         """The agent changed its mode itself."""
-        if self.modes is not None:
-            self.modes.current_mode_id = mode_id
         await self.update(v1.CurrentModeUpdate(current_mode_id=mode_id))
 
     async def set_config_options(self, options: Sequence[v1_unstable.SessionConfigOption]) -> None:
         """The configuration options, all of them, after the agent changed one itself."""
-        self.config_options = self.peer.allowed_options(list(options))
-        await self.update(v1.ConfigOptionUpdate(config_options=self.config_options))
+        await self.update(v1.ConfigOptionUpdate(config_options=list(options)))
 
     async def info(
         self,
@@ -194,6 +194,15 @@ class AgentSession:
         if self.states.turn is not None:
             self.states.turn.sent += 1
         peer.connection.send(frame)
+        if kind in _KEPT:
+            self._keep(update)
+
+    def _keep(self, update: Any) -> None:
+        """Remember what the client was told, by whichever verb: what it asks for is held against it."""
+        if isinstance(update, v1.ConfigOptionUpdate):
+            self.config_options = update.config_options
+        elif isinstance(update, v1.CurrentModeUpdate) and self.modes is not None:
+            self.modes.current_mode_id = update.current_mode_id
 
     def empty_text(self) -> None:
         """Count an empty text, which is not sent."""

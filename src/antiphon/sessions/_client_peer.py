@@ -148,7 +148,7 @@ class ClientPeer(Peer, ClientCalls):
     def allowed_options(
         self, options: list[v1_unstable.SessionConfigOption]
     ) -> list[v1_unstable.SessionConfigOption]:
-        """Without boolean ones where the client did not ask for them (R1-35)."""
+        """A copy, without boolean ones where the client did not ask for them (R1-35)."""
         if allowed_by(self.tree, "session.configOptions.boolean"):
-            return options
+            return list(options)
         return [o for o in options if tag_of(o) != "boolean"]

@@ -441,8 +441,11 @@ class Turn:
     # -------------------------------------------------------------- cancellation, subtasks
 
     async def wait_cancelled(self) -> None:
-        """Wait until the turn is cancelled."""
-        if self.cancelled:
+        """Wait until the turn is cancelled, or over without that: then nobody will cancel it any more.
+
+        A subtask that waits for this alone waits for ever, and the response for it.
+        """
+        if self.cancelled or self.over:
             return
         if self._cancel_event is None:
             self._cancel_event = asyncio.Event()
@@ -452,7 +455,8 @@ class Turn:
         """Run something beside the handler; the response waits for it (up to the cancel back-stop).
 
         What it raises is logged and does not change the turn's outcome. It may ask, and start others.
-        Raises `TurnOver` when the turn is over or cancelled.
+        It has to come to its end by itself: one that waits for `wait_cancelled` keeps a turn open that
+        nobody cancels, and is better an `asyncio.create_task`, cancelled where the work is done. Raises `TurnOver` when the turn is over or cancelled.
         """
         try:
             self.session.fire(Event.SUBTASK, self)
@@ -496,6 +500,8 @@ class Turn:
         """
         if self.backstop is not None:
             self.backstop.cancel()
+        if self._cancel_event is not None:
+            self._cancel_event.set()
         self._withdraw()
         if not self._ended.done():
             self._ended.set_result(None)
