@@ -452,7 +452,8 @@ def stays_armed() -> Generator[list[object]]:
 
     def seal(turn: Turn) -> None:
         used.append(turn)
-        turn._ended.set_result(None)
+        turn.backstop = None
+        Turn.seal(turn)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(_agent_session._ACTS, Effect.SEAL, seal)

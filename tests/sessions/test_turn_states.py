@@ -222,7 +222,7 @@ class World:
         concerned = self.states.turn if prompt is None else prompt
         over = concerned is not None and bool(concerned.replies)
         before = self.states.state, self.states.turn
-        effects = frozenset(self.states.fire(event, prompt))
+        effects = frozenset(self.states.fire(event, prompt).effects)
         if REFUSALS & effects:
             assert (self.states.state, self.states.turn) == before, "a refusal moved something"
         if concerned is not None:
@@ -253,7 +253,7 @@ class World:
     def act_prompt(self) -> None:
         busy = self.open is not None or self.setup is not None or self.closing
         prompt = Prompt(len(self.prompts))
-        effects = frozenset(self.states.fire(Event.PROMPT, prompt))
+        effects = frozenset(self.states.fire(Event.PROMPT, prompt).effects)
         assert busy == bool(REFUSALS & effects)
         if Effect.OPEN in effects:
             self.prompts.append(prompt)

@@ -351,35 +351,35 @@ class AgentRouter(SideRouter):
         """Run the handler and wait for the subtasks; the response is sent in the same step as it ends."""
         session = turn.session
         try:
-            if Effect.RUN in session.fire(Event.BEGIN, turn):
-                await self._run_handler(turn)
+            if _RUN in session.fire(_BEGIN, turn):
+                try:
+                    turn.result = await self._agent.prompt(turn)
+                except asyncio.CancelledError:
+                    if Effect.KEEP not in session.fire(Event.INTERRUPTED, turn):
+                        raise
+                except ENDING:
+                    raise
+                except BaseException as error:  # noqa: BLE001  (answered at the connection's boundary)
+                    self._handler_failed(turn, error)
+                else:
+                    session.fire(_RESULT, turn)
             await turn.finish()
-            effects = session.fire(Event.DRAINED, turn)
-        finally:
-            session.fire(Event.ABORTED, turn)  # nothing where it was drained
+            effects = session.fire(_DRAINED, turn)
+        except BaseException:
+            session.fire(Event.ABORTED, turn)
+            raise
         failure, turn.failure = turn.failure, None  # it holds the frames that hold the turn
-        if Effect.ANSWER not in effects:
+        if _ANSWER not in effects:
             return cancelled_response(turn)
         if failure is not None:
             raise failure
         return self._response_of(turn)
 
-    async def _run_handler(self, turn: Turn) -> None:
-        session = turn.session
-        try:
-            turn.result = await self._agent.prompt(turn)
-        except asyncio.CancelledError:
-            if Effect.KEEP not in session.fire(Event.INTERRUPTED, turn):
-                raise
-        except ENDING:
-            raise
-        except BaseException as error:
-            turn.failure = error
-            session.fire(Event.CRASH, turn)
-            if turn.cancelled and not isinstance(error, (RequestError, TurnOver)):
-                log.info("a cancelled turn ended with an error", exc_info=error)
-        else:
-            session.fire(Event.RESULT, turn)
+    def _handler_failed(self, turn: Turn, error: BaseException) -> None:
+        turn.failure = error
+        turn.session.fire(Event.CRASH, turn)
+        if turn.cancelled and not isinstance(error, (RequestError, TurnOver)):
+            log.info("a cancelled turn ended with an error", exc_info=error)
 
     def _response_of(self, turn: Turn) -> v1.PromptResponse:
         """What a turn is answered with whose handler returned, and which was not cancelled."""
@@ -401,6 +401,10 @@ class AgentRouter(SideRouter):
         if handler is not None:  # waits for its turn, and within the bounds, of all notifications
             self._peer.connection.handle_notice(handler, params, context, len(context.raw))
 
+
+# Taken for each prompt; Python 3.11 takes its time to find a member of an enumeration.
+_BEGIN, _RESULT, _DRAINED = Event.BEGIN, Event.RESULT, Event.DRAINED
+_RUN, _ANSWER = Effect.RUN, Effect.ANSWER
 
 #: One that the protocol does not know has to be returned as a `PromptResponse`.
 _STOP_REASONS = frozenset(("end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"))

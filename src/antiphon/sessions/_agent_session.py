@@ -226,16 +226,20 @@ class AgentSession:
             TurnOver: it is a verb, and the turn is over.
             LocalProtocolError: it is about a session that was closed.
         """
-        concerned = self.states.turn if turn is None else turn
-        effects = self.states.fire(event, turn)
-        for effect in effects:
-            act = _ACTS.get(effect)
-            if act is not None:
-                if concerned is not None:
-                    act(concerned)
-            elif effect in _REFUSALS:
-                raise self._refusal(effect)
-        return effects
+        states = self.states
+        concerned = states.turn if turn is None else turn
+        step = states.fire(event, turn)
+        if step.duties:
+            self._carry_out(step.duties, concerned)
+        return step.effects
+
+    def _carry_out(self, duties: tuple[Effect, ...], turn: Turn | None) -> None:
+        for duty in duties:
+            act = _ACTS.get(duty)
+            if act is None:
+                raise self._refusal(duty)
+            if turn is not None:
+                act(turn)
 
     def _refusal(self, effect: Effect) -> Exception:
         if effect is Effect.REFUSE_OVER:

@@ -108,7 +108,7 @@ class Turn:
         self._raw = raw
         self._connection = session.peer.connection
         self._states = session.states
-        self._ended = self._connection.create_future()
+        self._ended: asyncio.Future[None] | None = None
         self._cancel_event: asyncio.Event | None = None
         self._asks: set[FutureCall] = set()
         self._subtasks: set[asyncio.Task[Any]] = set()
@@ -488,6 +488,8 @@ class Turn:
         self._withdraw()
 
     def _withdraw(self) -> None:
+        if not self._asks:
+            return
         asks, self._asks = self._asks, set()
         for call in asks:
             self._connection.abandon(call)
@@ -503,7 +505,7 @@ class Turn:
         if self._cancel_event is not None:
             self._cancel_event.set()
         self._withdraw()
-        if not self._ended.done():
+        if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
     def kill(self) -> None:
@@ -518,6 +520,10 @@ class Turn:
 
     async def wait_over(self) -> None:
         """Wait until the response of this turn is settled."""
+        if self.over:
+            return
+        if self._ended is None:
+            self._ended = self._connection.create_future()
         await asyncio.shield(self._ended)
 
 

@@ -13,7 +13,7 @@ idle session, whatever the session does by then.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 __all__ = ["TABLE", "Effect", "Event", "State", "Step", "TurnStates"]
 
@@ -141,11 +141,54 @@ class Effect(Enum):
     REFUSE_CLOSING = auto()
 
 
-class Step(NamedTuple):
-    """What one event does in one state; `next` is None where the state stays."""
+#: What the caller of `AgentSession.fire` does, and what `TurnStates` has done by then.
+OF_THE_CALLER: Final = frozenset(
+    (
+        Effect.OPEN,
+        Effect.RUN,
+        Effect.KEEP,
+        Effect.ANSWER,
+        Effect.ANSWER_CANCELLED,
+        Effect.ANSWER_ERROR,
+        Effect.ALLOW,
+        Effect.DENY,
+    )
+)
 
-    next: State | None
-    effects: tuple[Effect, ...]
+
+class Step:
+    """What one event does in one state.
+
+    What a step asks for is worked out when the table is made: most steps of a turn ask for nothing,
+    and four of them are taken for each prompt.
+
+    Attributes:
+        next: the state to go to; None where it stays.
+        effects: what is to be done, in order.
+        duties: those of them that are the session's, in order.
+        opens: whether the turn becomes the session's.
+        seals: whether it is so no longer.
+    """
+
+    __slots__ = ("duties", "effects", "next", "opens", "seals")
+
+    def __init__(self, following: State | None, effects: tuple[Effect, ...]) -> None:
+        self.next = following
+        self.effects = effects
+        self.duties = tuple(effect for effect in effects if effect not in OF_THE_CALLER)
+        self.opens = Effect.OPEN in effects
+        self.seals = Effect.SEAL in effects
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Step):
+            return NotImplemented
+        return (self.next, self.effects) == (other.next, other.effects)
+
+    def __hash__(self) -> int:
+        return hash((self.next, self.effects))
+
+    def __repr__(self) -> str:
+        return f"Step({self.next}, {self.effects})"
 
 
 def _to(state: State, *effects: Effect) -> Step:
@@ -295,7 +338,7 @@ TABLE: Final[dict[Event, dict[State, Step]]] = {
 
 
 # Python 3.11 takes longer to find a member of an enumeration than for the rest of a step.
-_PROMPT, _IDLE, _OPEN, _SEAL = Event.PROMPT, State.IDLE, Effect.OPEN, Effect.SEAL
+_PROMPT, _IDLE = Event.PROMPT, State.IDLE
 
 
 class TurnStates(Generic[T]):
@@ -312,8 +355,8 @@ class TurnStates(Generic[T]):
         self.state = State.IDLE
         self.turn: T | None = None
 
-    def fire(self, event: Event, turn: T | None = None) -> tuple[Effect, ...]:
-        """Take the step of an event and return its effects.
+    def fire(self, event: Event, turn: T | None = None) -> Step:
+        """Take the step of an event, and return it: what it asks for is the caller's to do.
 
         Args:
             event: what happened.
@@ -321,12 +364,12 @@ class TurnStates(Generic[T]):
                 is to be opened.
         """
         if turn is not None and turn is not self.turn and event is not _PROMPT:
-            return TABLE[event][_IDLE].effects  # a turn that is over moves nothing
-        following, effects = TABLE[event][self.state]
-        if following is not None:
-            self.state = following
-        if _OPEN in effects:
+            return TABLE[event][_IDLE]  # a turn that is over moves nothing
+        step = TABLE[event][self.state]
+        if step.next is not None:
+            self.state = step.next
+        if step.opens:
             self.turn = turn
-        elif _SEAL in effects:
+        elif step.seals:
             self.turn = None
-        return effects
+        return step
