@@ -19,6 +19,7 @@ from antiphon import (
     Limits,
     RequestError,
     RequestTimeout,
+    SilenceTimeout,
     connect,
 )
 from tests.interleavings.link import Link
@@ -34,6 +35,7 @@ __all__ = ["ClientWorld"]
 
 BACKSTOP = 30.0
 PROMPT_BOUND = 7.3
+SILENCE = 6.1
 _NUMBER = re.compile(rb"#(\d+)#")
 _CAPABILITIES: dict[str, Any] = {
     "loadSession": True,
@@ -156,7 +158,6 @@ class ClientWorld(World):
         self.subscriptions: list[tuple[Consumer, Any]] = []
         self.observers: list[tuple[Consumer, Callable[[], None]]] = []
         self.gates: list[asyncio.Future[None]] = []
-        self.cancels: set[str] = set()
         self._numbers = 0
         self._ids = 0
         self._sessions_made = 0
@@ -188,7 +189,7 @@ class ClientWorld(World):
             self.model.gave_up(frame["params"]["requestId"], self.loop.time())
         elif method == "session/cancel":
             session_id = frame["params"]["sessionId"]
-            self.cancels.add(session_id)
+            self.model.cancel_sent(session_id, self.loop.time())
             for question in self.questions.values():
                 if question.session_id == session_id and question.delivered:
                     self._expect_cancelled(question)
@@ -547,6 +548,7 @@ class ClientWorld(World):
             model.backlog = []
             if model.turn is not None:
                 model.turn.consumer.may_miss_the_rest = True
+                model.turn.consumer.may_have_a_hole = self._variant % 6 in (1, 2)
             self._closing_of.add(session.session_id)
             await session.close()
             self.sessions.pop(session.session_id, None)
@@ -603,7 +605,7 @@ class ClientWorld(World):
         if session is None:
             return
         model = self.model.sessions.get(session.session_id)
-        if model is None or model.loading or (model.turn is not None and b % 8):
+        if model is None or model.loading or (model.turn is not None and a % 8):
             return
         run = (
             self._await_prompt,
@@ -613,7 +615,8 @@ class ClientWorld(World):
             self._call_while_iterating,
             self._cancel_while_iterating,
             self._iterate_bounded_prompt,
-        )[b % 7]
+            self._iterate_prompt_that_must_not_be_silent,
+        )[b % 8]
         self.start_call("session/prompt", lambda call: run(call, session, 1 + b % 3))
 
     def _turn_of(self, call: UserCall) -> Consumer:
@@ -632,14 +635,20 @@ class ClientWorld(World):
             self.violated(fault)
 
     async def _iterate_prompt(
-        self, call: UserCall, session: Session, count: int, timeout: float | None = None
+        self,
+        call: UserCall,
+        session: Session,
+        count: int,
+        timeout: float | None = None,
+        silence: float | None = None,
     ) -> None:
-        if timeout is not None:
-            self.model.bounded.add(call.number)
         consumer: Consumer | None = None
         try:
-            async with session.prompt(str(call.number), timeout=timeout) as turn:
+            prompt = session.prompt(str(call.number), timeout=timeout, silence=silence)
+            async with prompt as turn:
                 consumer = self._turn_of(call)
+                if session.session_id in self.model.sessions:
+                    self.model.sessions[session.session_id].heard_at = self.loop.time()
                 async for update in turn:
                     self._see(consumer, update)
         except asyncio.CancelledError:
@@ -655,6 +664,19 @@ class ClientWorld(World):
             await self._iterate_prompt(call, session, count, PROMPT_BOUND)
             return
         call.error = RequestTimeout("session/prompt", PROMPT_BOUND)
+
+    async def _iterate_prompt_that_must_not_be_silent(
+        self, call: UserCall, session: Session, count: int
+    ) -> None:
+        model = self.model.sessions.get(session.session_id)
+        try:
+            await self._iterate_prompt(call, session, count, silence=SILENCE)
+        except SilenceTimeout as error:
+            call.error = error
+            if model is not None and self.loop.time() < model.heard_at + SILENCE - 0.001:
+                self.violated(f"{call!r} was called silent at {self.loop.time()}: {model.heard_at}")
+        except RequestTimeout as error:  # it was cancelled, and not answered
+            call.error = error
 
     async def _leave_prompt(self, call: UserCall, session: Session, count: int) -> None:
         async with session.prompt(str(call.number)) as turn:

@@ -84,8 +84,8 @@ def run_many(
             for index in seed.numbers(count):
                 program, variant = seed.program(kind, index, weights)
                 steps += len(program)
-                if _run_in(runner, make, program, variant)[0]:
-                    name = f"ANTIPHON_SEED={seed.base}/{index} ({kind})"
+                if violations := _run_in(runner, make, program, variant)[0]:
+                    name = f"ANTIPHON_SEED={seed.base}/{index} ({kind}): {violations}"
                     raise Failure(_explain(name, make, program, variant, tries))
     finally:
         quiet()
@@ -167,8 +167,9 @@ def _explain(name: str, make: WorldMaker, program: Program, variant: int, tries:
     shown = ", ".join(map(_text, small))
     lines = "\n".join(f"    {line}" for line in history)
     return (
-        f"{name}: {violations}\n"
-        f"shrunk from {len(program)} steps to {len(small)}, variant {variant}: [{shown}]\n{lines}"
+        f"{name}\n"
+        f"shrunk from {len(program)} steps to {len(small)}, variant {variant}: [{shown}]\n"
+        f"{violations or 'on a loop of its own nothing is wrong'}\n{lines}"
     )
 
 

@@ -104,7 +104,7 @@ class Worker(Agent):
     async def _ask(self, exchange: Exchange, turn: Turn) -> None:
         number = f"{exchange.number}"
         # With an id of ours: one that the library makes up would be another in each run.
-        call = v1.ToolCallUpdate(tool_call_id=f"call {self.number()}", title=number)
+        call = v1.ToolCallUpdate(tool_call_id=f"call {self.world.number()}", title=number)
         answer = await turn.ask_permission(call)
         if bool(answer) and (exchange.number % 3 or turn.cancelled):
             self.world.violated(f"prompt {exchange.number} was allowed what nobody allowed")
@@ -113,6 +113,7 @@ class Worker(Agent):
 class JoinedWorld(World):
     """Steps of both users and of the stream between."""
 
+    mistakes = ("handler_crash",)  # none of ours is meant to fail
     weights = {  # noqa: RUF012  (a table)
         "to_agent": 20,
         "to_client": 22,

@@ -33,10 +33,14 @@ class Consumer:
     may_miss_the_rest: bool = False
     #: Its session was closed: whether it sees what still comes until the user knows is not said.
     open_end: bool = False
+    #: With the budget spent, what it had not taken was let go for a close, which then failed.
+    may_have_a_hole: bool = False
 
     def fault(self, *, complete: bool) -> str | None:
         """What is wrong with what it got so far; `complete` asks for everything it is owed."""
         got, expected = self.got, self.expected
+        if self.may_have_a_hole:
+            expected = [entry for entry in expected if entry in got]
         if self.open_end:
             got = got[: len(expected)]
         if got != expected[: len(got)]:
@@ -64,10 +68,14 @@ class SessionModel:
     #: A turn that was given up and whose answer has not come: its updates are nobody's but watchers'.
     winding_down: int | None = None
     winding_until: float = 0.0
+    #: The turn that was given up last, and when.
+    given_up: tuple[Any, float] | None = None
     #: Whether the agent has said that it is open: one whose load is given up before is forgotten.
     opened: bool = False
     loading: bool = False
     closing: bool = False
+    #: When it last gave a sign of life: an update, a prompt sent.
+    heard_at: float = 0.0
     backlog: list[Entry] = field(default_factory=list[Entry])
     consumers: list[Consumer] = field(default_factory=list[Consumer])
 
@@ -75,6 +83,7 @@ class SessionModel:
         return any(consumer.live for consumer in self.consumers)
 
     def deliver(self, number: int, now: float) -> None:
+        self.heard_at = now
         if self.winding_down is not None and now >= self.winding_until:
             self.winding_down = None
         turn = self.turn
@@ -174,8 +183,6 @@ class DeliveryModel:
         self.lost = False
         #: Consumers of sessions that are gone as well.
         self.consumers: list[Consumer] = []
-        #: Numbers of the calls that were given a bound, which wind down when it is over.
-        self.bounded: set[int] = set()
         #: Observes every session that becomes known.
         self.watches_all = False
         self._backstop = backstop
@@ -219,15 +226,23 @@ class DeliveryModel:
             if session.turn is not None and session.turn.number == call.number:
                 session.turn.over = True
                 session.turn = None
-                if call.number in self.bounded:
-                    session.winding_down = id_
-                    session.winding_until = now + self._backstop
+                session.given_up = (id_, now)
         elif call.method in ("session/load", "session/resume"):
             session.load_ends()
             if not session.opened:
                 self.forget(session.session_id)
         elif call.method == "session/close":
             session.closing = False
+
+    def cancel_sent(self, session_id: str, now: float) -> None:
+        """`session/cancel` leaves; with it a turn that was just given up begins to wind down."""
+        session = self.sessions.get(session_id)
+        if session is not None and session.given_up is not None:
+            id_, when = session.given_up
+            session.given_up = None
+            if when == now:
+                session.winding_down = id_
+                session.winding_until = now + self._backstop
 
     def answered(self, id_: Any, *, ok: bool, result: dict[str, Any], now: float) -> None:
         """A response reaches our client."""

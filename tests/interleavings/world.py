@@ -36,6 +36,8 @@ class World:
 
     #: Events that the world itself provokes.
     meant: tuple[str, ...] = ()
+    #: Events that the world's own handlers are not to cause.
+    mistakes: tuple[str, ...] = ()
     #: Names of the steps it understands, each with its weight among random ones.
     weights: dict[str, int]
 
@@ -63,8 +65,8 @@ class World:
     def hear(self, event: TelemetryEvent) -> None:
         """A telemetry hook: some events can only come of a mistake in the library."""
         wrong = event.kind == "invariant" or event.facts.get("decision") == "fail"
-        if wrong and event.name not in self.meant:
-            self.violated(f"the library noticed its own mistake: {event}")
+        if (wrong or event.name in self.mistakes) and event.name not in self.meant:
+            self.violated(f"the library noticed a mistake: {event}")
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.loop.create_task(work)
