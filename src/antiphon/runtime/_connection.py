@@ -38,7 +38,7 @@ from antiphon.runtime._budget import Budget
 from antiphon.runtime._incoming import Incoming
 from antiphon.runtime._notices import Notices
 from antiphon.runtime._outgoing import Outgoing, no_more_answers
-from antiphon.runtime._telemetry import Telemetry
+from antiphon.runtime._telemetry import Telemetry, shown_text
 from antiphon.runtime._writer import Writer
 from antiphon.schema import json_depth_exceeds
 
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 __all__ = ["Connection"]
 
 log = logging.getLogger("antiphon.connection")
-
-#: How much of a method's name, or of a decoder's complaint, goes into an event.
-_METHOD_CHARACTERS = 256
 
 
 class Connection(Budget):
@@ -401,15 +398,15 @@ class Connection(Budget):
         self._router.update_received(route.session_id, route.update, event.frame)
 
     def _ignore(self, method: str, reason: str) -> None:
-        self.emit("unknown_notification", method=method[:_METHOD_CHARACTERS], reason=reason)
+        self.emit("unknown_notification", method=shown_text(method), reason=reason)
 
     def _undecodable(self, method: str, error: Exception) -> None:
         # A decoder's text names members and types; of another fault its class has to do.
         reason = str(error) if isinstance(error, ValueError) else type(error).__name__
         self.emit(
             "undecodable_notification",
-            method=method[:_METHOD_CHARACTERS],
-            reason=reason[:_METHOD_CHARACTERS],
+            method=shown_text(method),
+            reason=shown_text(reason),
         )
 
     def _note_noise(self, noise: bytes | None, rx_seq: int) -> None:
@@ -452,7 +449,7 @@ class Connection(Budget):
             # It was told that the peer is gone, and so is everybody.
             log.info(
                 "the handler of %s ended with the connection: %s",
-                method[:_METHOD_CHARACTERS],
+                shown_text(method),
                 error,
             )
             return
@@ -460,7 +457,7 @@ class Connection(Budget):
             "handler_crash",
             cause=error,
             what=what,
-            method=method[:_METHOD_CHARACTERS],
+            method=shown_text(method),
             error=type(error).__name__,
         )
 

@@ -25,6 +25,7 @@ from antiphon._errors import (
     RequestError,
 )
 from antiphon.runtime._reply import DEFERRED_MARK, settled
+from antiphon.runtime._telemetry import shown_id, shown_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["InboundCall", "Incoming"]
 
 log = logging.getLogger("antiphon.connection")
-
-#: How much of an unknown method's name is repeated to the peer.
-_METHOD_CHARACTERS = 256
 
 
 class InboundCall:
@@ -124,7 +122,9 @@ class Incoming:
         id_, method = event.id, event.method
         if self._protocol.is_open(id_):
             # Answering would give that id two responses, whatever else is wrong with the second.
-            self._connection.emit("duplicate_inflight_id", id=_text(id_), method=_short(method))
+            self._connection.emit(
+                "duplicate_inflight_id", id=shown_id(id_), method=shown_text(method)
+            )
             return
         call = InboundCall(id_, method, rx_seq)
         try:
@@ -149,7 +149,7 @@ class Incoming:
             raise self._busy(call)
         route = self._router.request_route(method)
         if route is None:
-            raise MethodNotFound(_short(method))
+            raise MethodNotFound(shown_text(method))
         try:
             params = route.decode(event.params)
         except RecursionError:
@@ -175,8 +175,8 @@ class Incoming:
             reason = "limit unsent_bytes exceeded"
         self._connection.emit(
             "inbound_shed",
-            id=_text(call.id),
-            method=_short(call.method),
+            id=shown_id(call.id),
+            method=shown_text(call.method),
             reason=reason,
             limit=limit,
         )
@@ -298,12 +298,3 @@ class _CancelParams(msgspec.Struct, rename="camel"):
 
 
 _decode_cancel = msgspec.json.Decoder(_CancelParams).decode
-
-
-def _text(raw_id: bytes) -> str:
-    """A raw id, for telemetry."""
-    return raw_id[:64].decode("utf-8", "replace")
-
-
-def _short(method: str) -> str:
-    return method if len(method) <= _METHOD_CHARACTERS else method[:_METHOD_CHARACTERS]

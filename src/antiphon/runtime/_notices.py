@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from antiphon._errors import ENDING
+from antiphon.runtime._telemetry import shown_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -64,7 +65,7 @@ class Notices:
             limits = self._limits
             self._connection.emit(
                 "notification_shed",
-                method=context.method[:256],
+                method=shown_text(context.method),
                 waiting=self._count,
                 limit=limits.queue_notifications
                 if self._count >= limits.queue_notifications

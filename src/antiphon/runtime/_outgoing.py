@@ -18,6 +18,7 @@ from antiphon._errors import (
     RemoteProtocolError,
     RequestTimeout,
 )
+from antiphon.runtime._telemetry import shown_id, shown_text
 
 if TYPE_CHECKING:
     from antiphon.core import ResponseEvent
@@ -188,7 +189,7 @@ class Outgoing:
         error = event.error
         if error is not None and isinstance(error, (RemoteProtocolError, LimitExceeded)):
             self._connection.emit(
-                "malformed_response", id=event.call.id.decode(), reason=str(error)[:200]
+                "malformed_response", id=shown_id(event.call.id), reason=shown_text(str(error))
             )
         self._settle(event.call, event.result, error)
 
@@ -210,7 +211,7 @@ class Outgoing:
                 log.exception("a call of %s could not be failed", call.method)
 
     def end_input(self) -> None:
-        """The peer will answer nothing more: fail what is open, and what is asked from now on."""
+        """The peer will answer nothing more: refuse what is asked from now on."""
         self.input_ended = True
 
     def fail_unanswered(self) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Never
 
 from antiphon._errors import InternalError, RequestCancelled
+from antiphon.runtime._telemetry import shown_id, shown_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -73,7 +74,7 @@ class Obligation:
         if self._outcome.done() or self._connection.closed:
             if self._replied:
                 self._connection.emit(
-                    "dup_reply", id=self._call.id.decode("utf-8", "replace"), method=self.method
+                    "dup_reply", id=shown_id(self._call.id), method=shown_text(self.method)
                 )
             return False
         self._replied = True

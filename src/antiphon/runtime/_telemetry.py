@@ -24,13 +24,18 @@ from antiphon._errors import ENDING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["EVENTS", "EventSpec", "Telemetry", "TelemetryEvent"]
+__all__ = ["EVENTS", "EventSpec", "Telemetry", "TelemetryEvent", "shown_id", "shown_text"]
 
 #: "invariant": only a mistake in this program can cause it. "peer": what the other program did.
 #: "operational": what an operator may want to count, or to change a limit for.
 Kind = Literal["invariant", "peer", "operational"]
 
 log = logging.getLogger("antiphon.telemetry")
+
+#: How much of a method's name, or of a decoder's complaint, is told.
+_TEXT_CHARACTERS = 256
+#: How much of an id, which may have kilobytes.
+_ID_BYTES = 64
 
 
 class TelemetryEvent(msgspec.Struct, frozen=True):
@@ -207,3 +212,13 @@ class Telemetry:
             raise
         except BaseException:
             log.exception("the function given as telemetry= failed")
+
+
+def shown_text(text: str) -> str:
+    """A text that the peer has made, such as a method's name, as far as it is told."""
+    return text if len(text) <= _TEXT_CHARACTERS else text[:_TEXT_CHARACTERS]
+
+
+def shown_id(raw_id: bytes) -> str:
+    """A raw id, as far as it is told."""
+    return raw_id[:_ID_BYTES].decode("utf-8", "replace")
