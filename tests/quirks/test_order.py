@@ -469,3 +469,29 @@ async def test_updates_and_requests_that_follow_a_cancel_are_taken(
             assert [u.text async for u in turn] == ["one", "two"]
         # however the client would decide: the turn is being cancelled
         assert (await raw.answer_to("q"))["result"] == {"outcome": {"outcome": "cancelled"}}
+
+
+@pytest.mark.covers("Q-13")
+@pytest.mark.parametrize("replays", [True, False])
+async def test_a_resume_that_replays_the_history_does_not_double_it_in_the_view(
+    replays: bool,
+) -> None:
+    """fastagent sends the whole history before its answer to `session/resume`, pi only a banner."""
+    async with raw_agent("memory", None, {"sessionCapabilities": {"resume": {}}}) as (peer, raw):
+        session = await opened(peer, raw)
+        view = session.view
+        running = asyncio.create_task(session.prompt("hello"))
+        request = await raw.wait("session/prompt")
+        raw.send(raw.update("s1", "hi"), reply(request, END))
+        await running
+
+        resuming = asyncio.create_task(peer.resume_session("s1", cwd="/"))
+        request = await raw.wait("session/resume")
+        asked = update("s1", "user_message_chunk", content={"type": "text", "text": "hello"})
+        history = [INFO, asked, raw.update("s1", "hi")] if replays else [BANNER]
+        raw.send(*history, reply(request, {}))
+        await resuming
+
+        shown = [(message.kind, message.text) for message in view.messages]
+        assert shown[:2] == [("user", "hello"), ("agent", "hi")]
+        assert shown[2:] == ([] if replays else [("agent", "Welcome")])

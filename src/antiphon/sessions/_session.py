@@ -762,8 +762,12 @@ class Session:
     def load_begins(self, *, replays: bool) -> None:
         """Label what comes as replayed history until the answer."""
         self.inbox.label = "replay"
-        if replays and self.inbox.view is not None:
-            self.inbox.view.begin_load()
+        view = self.inbox.view
+        if view is not None:
+            if replays:
+                view.begin_load()
+            else:
+                view.begin_resume()
 
     def load_ends(self) -> None:
         """The answer to a load or resume is here."""

@@ -232,6 +232,7 @@ class SessionView:
         self._clear_transcript()
         self._label: Label = "session"
         self._replayed_again = False
+        self._resuming = False
         self._cancelling = False
 
     def _clear_transcript(self) -> None:
@@ -332,11 +333,16 @@ class SessionView:
     def begin_load(self) -> None:
         """The history is about to be replayed: its first part takes the place of the transcript."""
         self._replayed_again = True
-        self._label = "replay"
+        self._label_changed("replay")
+
+    def begin_resume(self) -> None:
+        """No history should come, but some agents send it: then it begins with the user's message."""
+        self._resuming = True
+        self._label_changed("replay")
 
     def end_load(self) -> None:
         """It was replayed; where nothing came, the transcript is what it was."""
-        self._replayed_again = False
+        self._replayed_again = self._resuming = False
 
     @property
     def _replaced(self) -> bool:
@@ -345,13 +351,15 @@ class SessionView:
 
     def _label_changed(self, label: Label) -> None:
         # A turn that ended keeps its last message open: some agents send the tail behind the answer.
-        if label == "turn" or self._label == "replay":
+        if label != "session" or self._label == "replay":
             self._open = None
         self._label = label
 
     # -------------------------------------------------------------- folding
 
     def _fold_chunk(self, kind: str, chunk: v1.ContentChunk) -> MessageView:
+        if self._resuming:
+            self._resuming, self._replayed_again = False, kind == "user"
         message_id = chunk.message_id if isinstance(chunk.message_id, str) else None
         last = self._open
         if last is not None and last.sent_here and last is self.entries[-1] and kind == "user":
@@ -390,6 +398,7 @@ class SessionView:
     def _fold_tool_call(self, call: v1.ToolCall | v1.ToolCallUpdate) -> ToolCallView:
         """Create or patch: an update may come first, and an announcement twice (quirk 15)."""
         self._open = None
+        self._resuming = False
         id_ = call.tool_call_id
         tool = self.tool_calls.get(id_)
         if tool is None or self._replaced:
