@@ -613,7 +613,7 @@ async def test_too_many_of_them_push_out_the_oldest_and_that_is_said(
 ) -> None:
     limits = Limits(unknown_session_updates=4)
     async with raw_agent(limits=limits) as (peer, raw):
-        with caplog.at_level(logging.WARNING, "antiphon.client"):
+        with caplog.at_level(logging.WARNING, "antiphon.telemetry"):
             raw.send(*(raw.update("chatty", f"{n}") for n in range(4)))
             await raw.round_trip()
             assert caplog.records == []

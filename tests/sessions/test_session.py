@@ -296,7 +296,7 @@ async def test_a_cancelled_task_leaves_a_turn_that_is_cancelled_too() -> None:
 async def test_a_turn_that_was_given_up_twice_keeps_nothing_of_what_still_comes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "antiphon.session")
+    caplog.set_level("INFO", "antiphon.telemetry")
     async with raw_agent(limits=Limits(queue_bytes=10_000)) as (peer, raw):
         session = await opened(peer, raw)
         running = asyncio.ensure_future(_outcome(session))
@@ -313,7 +313,7 @@ async def test_a_turn_that_was_given_up_twice_keeps_nothing_of_what_still_comes(
             await session.prompt("too early")
         raw.send(ends(request, "cancelled"))
         await round_trip(peer, raw)
-        assert "200 updates were not taken" in caplog.text
+        assert "updates were not taken (session='s1', updates=200)" in caplog.text
         running = asyncio.ensure_future(_outcome(session))
         raw.send(raw.update("s1", "new"), ends(await raw.wait("session/prompt", 2)))
         assert (await running).text == "new"
@@ -401,7 +401,7 @@ async def test_a_whole_turn_may_be_bounded_in_time() -> None:
 async def test_what_still_comes_of_a_turn_that_timed_out_is_not_the_next_ones(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "antiphon.session")
+    caplog.set_level("INFO", "antiphon.telemetry")
     async with raw_agent(Client(permissions="allow"), {"loadSession": True}) as (peer, raw):
         session = await opened(peer, raw)
         everything = session.updates()
@@ -429,7 +429,7 @@ async def test_what_still_comes_of_a_turn_that_timed_out_is_not_the_next_ones(
             await third
         seen = [((update := await anext(everything)).text, update.label) for _ in range(3)]
         assert seen == [("late", "turn"), ("between", "session"), ("new", "turn")]
-        assert "1 updates of a turn that timed out were not taken" in caplog.text
+        assert "updates were not taken (session='s1', updates=1)" in caplog.text
         everything.close()
         assert peer.connection.queued_bytes == 0
 
@@ -876,7 +876,7 @@ async def test_a_replay_leaves_what_is_no_history_to_the_next_subscriber() -> No
 async def test_closing_a_session_lets_go_of_what_nobody_took_and_reading_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "antiphon.session")
+    caplog.set_level("INFO", "antiphon.telemetry")
     capabilities: dict[str, Any] = {"sessionCapabilities": {"close": {}}}
     async with raw_agent(capabilities=capabilities, limits=Limits(queue_bytes=2000)) as (peer, raw):
         idle, other = await opened(peer, raw), await opened(peer, raw, "s2")
@@ -889,7 +889,7 @@ async def test_closing_a_session_lets_go_of_what_nobody_took_and_reading_goes_on
         raw.answer(await raw.wait("session/close"), {})
         await closing
         assert [update async for update in lazy] == []
-        assert "30 updates were not taken" in caplog.text
+        assert "updates were not taken (session='s1', updates=30)" in caplog.text
         assert (await anext(other.updates())).text == "unread"
         assert peer.connection.queued_bytes < 2000
 

@@ -159,6 +159,12 @@ EVENTS: Final[dict[str, EventSpec]] = {
         "updates of a session wait and nobody takes them",
         ("session", "updates", "bytes"),
     ),
+    "updates_discarded": EventSpec(
+        "operational", INFO, "updates were not taken", ("session", "updates")
+    ),
+    "update_shed": EventSpec(
+        "operational", WARNING, "dropped an update of a session not known here", ("session",)
+    ),
 }
 
 

@@ -645,7 +645,7 @@ class AgentPeer(Peer, AgentCalls):
     async def close_session(self, session_id: str) -> None:
         """`session/close`: the agent cancels what runs and frees the session; its history stays.
 
-        Updates that nobody took are let go with a log line, its subscriptions end. A session that the
+        Updates that nobody took are let go with an event, its subscriptions end. A session that the
         agent does not know is closed, too.
         """
         self._require("session/close", "sessionCapabilities.close")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from antiphon.sessions._update import Update
 
 __all__ = ["ClientContext", "ClientHandlersLike", "ClientRouter", "as_observer"]
-
-log = logging.getLogger("antiphon.client")
 
 _CANCELLED = b'{"outcome":{"outcome":"cancelled"}}'
 
@@ -123,7 +120,7 @@ class ClientRouter(SideRouter):
         ):
             lost, _, its_frame = unknown.popleft()
             self._unknown_bytes -= len(its_frame)
-            log.warning("dropped an update of session %r, which is not known here", lost)
+            self._peer.connection.emit("update_shed", session=lost)
 
     def open_inbox(self, session_id: str) -> Inbox:
         """Begin to deliver for a session, what came before it was known first."""
@@ -143,8 +140,12 @@ class ClientRouter(SideRouter):
 
     def drop_unknown(self, session_id: str) -> None:
         """Let go of what was kept for a session that nobody will ask for."""
-        self._unknown = deque(entry for entry in self._unknown if entry[0] != session_id)
-        self._unknown_bytes = sum(len(frame) for _, _, frame in self._unknown)
+        kept = deque(entry for entry in self._unknown if entry[0] != session_id)
+        dropped = len(self._unknown) - len(kept)
+        if dropped:
+            self._peer.connection.emit("updates_discarded", session=session_id, updates=dropped)
+        self._unknown = kept
+        self._unknown_bytes = sum(len(frame) for _, _, frame in kept)
 
     def look_at_sessions(self) -> None:
         """Much waits: report the sessions whose share is full."""

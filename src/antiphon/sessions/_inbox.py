@@ -366,7 +366,7 @@ class Inbox:
     def let_go(self) -> None:
         """The session is being closed: nobody wants its updates, so that reading can go on.
 
-        What waits is let go with a log line, and what still comes outside a turn is not kept.
+        What waits is let go with an event, and what still comes outside a turn is not kept.
         Observers and the view go on seeing everything. An open turn keeps its updates as long as the
         budget lasts: it may be iterated to its end.
         """
@@ -392,7 +392,7 @@ class Inbox:
     def report(self, dropped: int) -> None:
         """Say that updates were let go."""
         if dropped:
-            log.info("session %s: %d updates were not taken", self.session_id, dropped)
+            self.connection.emit("updates_discarded", session=self.session_id, updates=dropped)
 
     # -------------------------------------------------------------- how much waits
 
@@ -485,7 +485,7 @@ class Inbox:
         queue.wake()
 
     def forget(self, queue: UpdateQueue) -> None:
-        """Retire a consumer's queue and let go of what is in it, with a log line. Idempotent."""
+        """Retire a consumer's queue and let go of what is in it, with an event. Idempotent."""
         self.retire(queue)
         self.report(queue.discard())
 

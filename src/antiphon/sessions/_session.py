@@ -126,7 +126,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
     The prompt is sent on `await` or on entering the block. Iteration gives every update of the turn
     in wire order and ends after the last one; then `response`, `stop_reason` and `usage` are set. An
     error answer, a timeout or a lost connection is raised by the iteration, after the updates that
-    came before it. Leaving the block earlier sends `session/cancel`, lets the rest go with a log line
+    came before it. Leaving the block earlier sends `session/cancel`, lets the rest go with an event
     and waits for the answer, at most `Limits.cancel_backstop` seconds; an error in its place is let go,
     too. `asyncio.create_task(session.prompt(…))` runs it beside others.
 
@@ -421,12 +421,7 @@ class _WindingDown(OutboundCall):
         if inbox.view is not None:
             inbox.view.end_turn()
         self._over.set_result(None)
-        if self._sink.dropped:
-            log.info(
-                "session %s: %d updates of a turn that timed out were not taken",
-                session.session_id,
-                self._sink.dropped,
-            )
+        inbox.report(self._sink.dropped)
 
     async def wait(self) -> None:
         """Wait for that; it takes at most `Limits.cancel_backstop`."""
