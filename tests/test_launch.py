@@ -20,6 +20,7 @@ from antiphon._launch import (
     explain,
     find_on_windows,
     inherit_env,
+    redact,
     spawn,
     words_of,
 )
@@ -438,3 +439,46 @@ def test_what_no_quoting_keeps_in_a_batch_file_is_refused(
     assert explain(caught.value, ["x", word], None, env) == (
         "cannot start 'x': a batch file takes no line break or NUL in an argument"
     )
+
+
+@pytest.mark.covers("FF-39")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OPENAI_API_KEY",
+        "APIKEY",
+        "GH_TOKEN",
+        "token",
+        "AWS_SECRET_ACCESS_KEY",
+        "DB_PASSWORD",
+        "A_PAT",
+    ],
+)
+def test_values_of_secrets_are_left_out_of_what_errors_quote(name: str) -> None:
+    env = {name: "sk-12345678", "PATH": "/usr/bin:/bin"}
+
+    assert redact("bad key sk-12345678, sk-12345678!", env) == f"bad key [{name}], [{name}]!"
+
+
+@pytest.mark.parametrize("name", ["PATH", "HOME", "KEYBOARD", "MONKEY", "PASSAGE", "TOKENIZERS"])
+def test_values_of_other_variables_stay(name: str) -> None:
+    assert redact("no /usr/bin:/bin there", {name: "/usr/bin:/bin"}) == "no /usr/bin:/bin there"
+
+
+def test_a_short_secret_would_tear_words_apart_and_stays() -> None:
+    assert redact("no token given", {"THE_TOKEN": "token"}) == "no token given"
+
+
+def test_a_secret_that_holds_another_is_left_out_whole() -> None:
+    env = {"A_KEY": "12345678", "B_KEY": "12345678-and-more"}
+
+    assert redact("12345678-and-more, 12345678", env) == "[B_KEY], [A_KEY]"
+
+
+def test_our_own_secrets_count_where_a_program_inherits_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ANTIPHON_TEST_TOKEN", "very-secret")
+
+    assert redact("very-secret", None) == "[ANTIPHON_TEST_TOKEN]"
+    assert redact("very-secret", {}) == "very-secret"

@@ -32,6 +32,7 @@ __all__ = [
     "explain",
     "find_on_windows",
     "inherit_env",
+    "redact",
     "spawn",
     "words_of",
 ]
@@ -253,6 +254,32 @@ def inherit_env(*names: str, **extra: str) -> dict[str, str]:
             found = [other for other in os.environ if other.startswith(start)]
         env.update((other, os.environ[other]) for other in found)
     return env | _checked(extra)
+
+
+#: Names of variables whose values are nobody else's business, and how short a value may be before
+#: replacing it would tear other words apart.
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASS|PASSWORD|PASSWD|PAT|CREDENTIALS?)(?:_|$)",
+    re.IGNORECASE,
+)
+_SECRET_LENGTH = 8
+
+
+def redact(text: str, env: Mapping[str, str] | None) -> str:
+    """Put the names of secrets in the place of their values: for text that ends in errors and logs.
+
+    A secret is the value, of 8 characters or more, of a variable in `env` (None: of ours) that is called
+    KEY, TOKEN, SECRET, PASSWORD or the like. What a program was not given by its environment is
+    not known here and stays.
+    """
+    secrets = [
+        (value, name)
+        for name, value in (os.environ if env is None else env).items()
+        if len(value) >= _SECRET_LENGTH and _SECRET_NAME.search(name)
+    ]
+    for value, name in sorted(secrets, key=lambda secret: -len(secret[0])):
+        text = text.replace(value, f"[{name}]")
+    return text
 
 
 def _checked(variables: Mapping[str, str]) -> dict[str, str]:

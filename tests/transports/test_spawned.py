@@ -262,6 +262,23 @@ async def test_closed_output_is_reported_with_the_status_that_follows() -> None:
     await transport.aclose()
 
 
+@pytest.mark.covers("FF-39")
+async def test_the_end_of_standard_error_quotes_no_secret_of_the_environment() -> None:
+    lines: list[str] = []
+    transport = shell(
+        'echo "no account for $THE_TOKEN" >&2; exit 3',
+        env={"THE_TOKEN": "sk-12345678"},
+        stderr=lines.append,
+    )
+    receiver = await begin(transport)
+    await receiver.lost.wait()
+    await transport.aclose()
+
+    assert "no account for [THE_TOKEN]" in str(end_of(receiver))
+    assert transport.stderr_tail == "no account for [THE_TOKEN]\n"
+    assert [line.strip() for line in lines] == ["no account for sk-12345678"]
+
+
 async def test_closed_output_of_a_process_that_stays_is_reported_after_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

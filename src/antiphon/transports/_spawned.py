@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from antiphon._errors import ConnectionClosed
-from antiphon._launch import environment
+from antiphon._launch import environment, redact
 from antiphon._process import Child
 from antiphon.transports._stream import StreamTransport
 
@@ -99,8 +99,12 @@ class ProcessTransport(StreamTransport):
 
     @property
     def stderr_tail(self) -> str:
-        """The end of its standard error so far, at most 64 KiB."""
-        return "" if self._child is None else self._child.stderr_tail
+        """The end of its standard error so far, at most 64 KiB.
+
+        Secrets of its environment are left out (`redact`), since this is what errors quote; a function
+        given as `stderr` gets every line as it was written.
+        """
+        return "" if self._child is None else redact(self._child.stderr_tail, self._env)
 
     @property
     def unfinished(self) -> bytes:
