@@ -133,7 +133,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "_errors": "the door, lazily",
         "_version": "the door; a number costs nothing",
         "core": "the door, lazily: Limits",
-        "runtime": "the door, lazily: Context, TelemetryEvent",
+        "runtime": "the door, lazily: Context, Reply, TelemetryEvent",
         "schema": "the door, lazily: UNSET, UnknownUpdate",
         "sessions": "the door, lazily",
     },

@@ -63,7 +63,7 @@ async def test_without_params_the_raw_ones_are_an_empty_object(params: bytes) ->
 
 async def test_a_handler_can_ask_whether_it_was_cancelled() -> None:
     async with linked() as link:
-        call = InboundCall(b"1", "x/y")
+        call = InboundCall(b"1", "x/y", 1)
         context = Context(link.connection, "x/y", "", msgspec.Raw(b"{}"), call)
         notified = Context(link.connection, "x/y", "", None, None)
 

@@ -24,7 +24,8 @@ class Context:
         method: its wire name.
         session_id: the session its parameters name, or "".
         rx_seq: position of its frame among all that came on this connection, from 1: what came
-            earlier has a smaller one, of whatever kind it was.
+            earlier has a smaller one, of whatever kind it was. 0 in `session_update`: what an update
+            has passed on its way is not counted for each.
     """
 
     __slots__ = ("call", "connection", "method", "raw_params", "rx_seq", "session_id")

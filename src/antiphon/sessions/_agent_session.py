@@ -50,13 +50,11 @@ _KEPT = frozenset(("current_mode_update", "config_option_update"))
 #: What a response is longer than its result, its id aside.
 _ENVELOPE = len(b'{"jsonrpc":"2.0","id":,"result":}')
 
-#: What is told that comes at the wrong moment; to a request as -32600, with these words.
+#: What a request that comes at the wrong moment is told, as -32600.
 _REFUSALS = {
     Effect.REFUSE_IN_FLIGHT: "prompt already in flight",
     Effect.REFUSE_LOADING: "the session is being loaded",
     Effect.REFUSE_CLOSING: "the session is being closed",
-    Effect.REFUSE_OVER: "the turn is over",
-    Effect.REFUSE_GONE: "the session was closed",
 }
 
 
