@@ -968,8 +968,8 @@ async def test_a_close_right_behind_a_prompt_ends_it_before_it_runs(method: str)
             prompt(raw, "q", session_id, "y"),
         )
         assert "result" in await raw.answer_to("c")
-        # The close was begun by its own task, behind which the prompt's had its turn.
-        assert (await raw.answer_to("p"))["result"] == {"stopReason": "end_turn"}
+        assert (await raw.answer_to("p"))["result"] == {"stopReason": "cancelled"}
+        assert agent.texts == []
         assert (await raw.answer_to("q"))["error"]["code"] == -32600
         answer = await raw.ask("session/prompt", {"sessionId": session_id, "prompt": []})
         assert answer["error"]["code"] == -32002
@@ -1488,6 +1488,75 @@ async def test_an_agent_may_listen_to_cancellation_itself() -> None:
         raw.send(cancel(raw, session_id), cancel(raw, "nobody"))
         assert (await raw.answer_to("p"))["result"] == {"stopReason": "cancelled"}
     assert heard == [session_id]
+
+
+class Storing(Echo):
+    """Loads, resumes, closes and deletes, and says what it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.did: list[str] = []
+
+    async def load_session(self, params: Any, ctx: AgentContext) -> v1.LoadSessionResponse:
+        self.did.append("load")
+        return v1.LoadSessionResponse()
+
+    async def resume_session(self, params: Any, ctx: AgentContext) -> v1.ResumeSessionResponse:
+        self.did.append("resume")
+        return v1.ResumeSessionResponse()
+
+    async def close_session(self, params: Any, ctx: AgentContext) -> v1.CloseSessionResponse:
+        self.did.append("close")
+        return v1.CloseSessionResponse()
+
+    async def delete_session(self, params: Any, ctx: AgentContext) -> v1.DeleteSessionResponse:
+        self.did.append("delete")
+        return v1.DeleteSessionResponse()
+
+
+DOINGS = {"load": "loaded", "resume": "loaded", "close": "closed", "delete": "closed"}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("doing", DOINGS)
+async def test_a_prompt_right_behind_what_happens_to_its_session_comes_too_early(
+    doing: str, known: bool
+) -> None:
+    """In the order of the wire: it is the prompt that is refused, and not what was asked first."""
+    agent = Storing()
+    async with raw_client(agent) as raw:
+        session_id = await opened(raw) if known else "stored"
+        params = {"sessionId": session_id, **NEW}
+        raw.send(raw.request(1, f"session/{doing}", params), prompt(raw, 2, session_id, "x"))
+        refused = (await raw.answer_to(2))["error"]
+        if known or DOINGS[doing] == "loaded":
+            expected = (-32600, f"the session is being {DOINGS[doing]}")
+        else:
+            expected = (-32002, "Session not found")
+        assert (refused["code"], refused["message"]) == expected
+        assert "result" in await raw.answer_to(1)
+        assert agent.did == [doing]
+        assert agent.texts == []
+
+
+@pytest.mark.covers("R1-98")
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("doing", DOINGS)
+async def test_what_is_cancelled_before_its_task_begins_has_done_nothing_to_the_session(
+    doing: str, known: bool
+) -> None:
+    agent = Storing()
+    async with raw_client(agent) as raw:
+        session_id = await opened(raw) if known else "stored"
+        params = {"sessionId": session_id, **NEW}
+        raw.send(raw.request(1, f"session/{doing}", params), cancel_request(raw, 1))
+        assert (await raw.answer_to(1))["error"]["code"] == -32800
+        assert agent.did == []
+        answer = await raw.ask("session/prompt", {"sessionId": session_id, "prompt": []})
+        assert ("result" in answer) == known
+        # A later one is served.
+        assert "result" in await raw.ask(f"session/{doing}", params)
+        assert agent.did == [doing]
 
 
 async def test_a_listener_to_cancellation_that_hangs_is_no_way_to_fill_the_memory() -> None:

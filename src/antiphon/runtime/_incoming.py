@@ -193,6 +193,8 @@ class Incoming:
                 if call.answered:
                     return
                 if call.withdrawn:
+                    if route.withdraw is not None:
+                        route.withdraw(params)
                     raise RequestCancelled  # noqa: TRY301  (the same boundary answers it)
                 value = await route.invoke(params, context)
                 if value is DEFERRED_MARK or call.deferred is not None:

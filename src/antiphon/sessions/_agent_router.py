@@ -197,6 +197,9 @@ class AgentRouter(SideRouter):
 
     # -------------------------------------------------------------- opening and closing sessions
 
+    # Where a session is known, what happens to it begins in the reader, as a prompt does: what follows
+    # in the stream finds it being loaded or closed.
+
     def _list_route(self, route: RequestRoute) -> RequestRoute:
         async def list_sessions(params: v1_unstable.ListSessionsRequest, context: Any) -> Any:
             if isinstance(params.cwd, str):
@@ -223,28 +226,38 @@ class AgentRouter(SideRouter):
         return RequestRoute(route.decode, new_session, _as_it_is)
 
     def _load_route(self, route: RequestRoute) -> RequestRoute:
-        async def load_session(params: Any, context: AgentContext) -> bytes:
-            peer, session_id = self._peer, params.session_id
+        def accept(params: Any, context: AgentContext) -> tuple[Any, AgentSession, bool]:
+            peer = self._peer
             more = self._check_setup(params)
-            known = peer.sessions.get(session_id)
-            session = known or peer.open_session(session_id, params.cwd, more)
+            known = peer.sessions.get(params.session_id)
+            session = known or peer.open_session(params.session_id, params.cwd, more)
             session.fire(Event.LOAD if context.method == "session/load" else Event.RESUME)
+            return params, session, known is not None
+
+        def withdraw(accepted: tuple[Any, AgentSession, bool]) -> None:
+            _, session, known = accepted
+            if not known:
+                self._peer.forget_session(session)
+            session.fire(Event.LOADED)
+
+        async def load_session(accepted: Any, context: AgentContext) -> bytes:
+            params, session, _ = accepted
             before = session.cwd, session.additional_directories
-            session.cwd, session.additional_directories = params.cwd, tuple(more)
+            session.cwd = params.cwd
+            session.additional_directories = tuple(_list(params.additional_directories))
             try:
                 response = await route.invoke(params, context)
                 if response is None:  # says the same as the method's own empty result
                     response = table().requests["agent"][context.method].result()
-                return self._set_up(session, response, route)
+                body = self._set_up(session, response, route)
             except BaseException:
                 session.cwd, session.additional_directories = before
-                if known is None:
-                    peer.forget_session(session)
+                withdraw(accepted)
                 raise
-            finally:
-                session.fire(Event.LOADED)
+            session.fire(Event.LOADED)
+            return body
 
-        return RequestRoute(route.decode, load_session, _as_it_is)
+        return RequestRoute(route.decode, load_session, _as_it_is, accept, withdraw)
 
     def _check_setup(self, params: Any) -> list[str]:
         """Refuse what a session cannot be set up with; returns the additional directories."""
@@ -283,23 +296,32 @@ class AgentRouter(SideRouter):
         return body
 
     def _close_route(self, route: RequestRoute) -> RequestRoute:
-        async def close_session(params: Any, context: AgentContext) -> Any:
-            peer = self._peer
-            session = peer.sessions.get(params.session_id)
+        def accept(params: Any, _: AgentContext) -> tuple[Any, AgentSession | None]:
+            session = self._peer.sessions.get(params.session_id)
+            if session is not None:
+                session.fire(Event.CLOSE)
+            return params, session
+
+        def withdraw(accepted: tuple[Any, AgentSession | None]) -> None:
+            _, session = accepted
+            if session is not None:
+                session.fire(Event.CLOSED)
+
+        async def close_session(accepted: Any, context: AgentContext) -> Any:
+            params, session = accepted
             if session is None:
                 return await route.invoke(params, context)
-            session.fire(Event.CLOSE)
             try:
                 if session.turn is not None:
                     # Bounded by the back-stop; the prompt is answered first (R1-58).
                     await session.turn.wait_over()
                 response = await route.invoke(params, context)
-                peer.forget_session(session)
+                self._peer.forget_session(session)
             finally:
                 session.fire(Event.CLOSED)
             return response
 
-        return RequestRoute(route.decode, close_session, route.encode)
+        return RequestRoute(route.decode, close_session, route.encode, accept, withdraw)
 
     # -------------------------------------------------------------- modes and options
 
