@@ -160,7 +160,8 @@ def spawn(
         StartError: the command could not be started, ended, or did not answer `initialize` in time.
         VersionMismatch: it speaks no version that we do.
         RequestError: it refused `initialize` or `authenticate`.
-        ValueError: `env` has an empty name, one with "=", or a NUL; nothing was started.
+        ValueError: `env` has an empty name, one with "=", or a NUL, or `stderr` is text other than
+            "inherit"; nothing was started.
     """
     if isinstance(argv, (str, bytes)):
         msg = "argv is a list of arguments, not one string; shlex.split makes one of a command line"

@@ -330,6 +330,12 @@ async def test_lines_of_standard_error_are_passed_on() -> None:
     assert lines == ["one", "two"]
 
 
+def test_a_path_for_standard_error_as_text_is_refused_and_not_taken_for_inherit() -> None:
+    path: Any = "agent.log"
+    with pytest.raises(ValueError, match=r"pathlib\.Path or a function, not 'agent\.log'"):
+        ProcessTransport(["agent"], stderr=path)
+
+
 async def test_standard_error_can_be_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
     transport = shell("echo one >&2", stderr="inherit")
     receiver = await begin(transport)

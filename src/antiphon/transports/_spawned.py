@@ -56,7 +56,8 @@ class ProcessTransport(StreamTransport):
         term_grace: seconds from TERM to KILL.
 
     Raises:
-        ValueError: `env` is no environment: an empty name, a name with "=", a NUL.
+        ValueError: `env` is no environment: an empty name, a name with "=", a NUL. `stderr` is text
+            other than "inherit": a path is a `pathlib.Path`, so that no word is taken for one.
         TypeError: a name or value in `env` is no string.
     """
 
@@ -75,6 +76,10 @@ class ProcessTransport(StreamTransport):
         self._argv = argv
         self._cwd = cwd
         self._env = environment(env)
+        word: object = stderr
+        if isinstance(word, str) and word != "inherit":
+            msg = f'stderr is "inherit", a pathlib.Path or a function, not {word!r}'
+            raise ValueError(msg)
         self._stderr = stderr
         self._stdin_grace = stdin_grace
         self._term_grace = term_grace
