@@ -169,7 +169,7 @@ class Soak:
                 turn = session.prompt(json.dumps(plan))
                 count = 0
                 try:
-                    count = await self.consume(turn, random, first)
+                    count = await self.consume(turn, random, first, None if asks else updates)
                 finally:
                     came += max(count, 1)
                 first += updates
@@ -181,13 +181,16 @@ class Soak:
                 following.cancel()
         return came
 
-    async def consume(self, prompt: PromptTurn, random: Random, first: int) -> int:
-        """One prompt in one of four ways; how many updates came of it."""
+    async def consume(
+        self, prompt: PromptTurn, random: Random, first: int, whole: int | None
+    ) -> int:
+        """One prompt in one of four ways; how many updates came of it, of `whole` if that is known."""
         way = random.random()
         if way < 0.2:
             outcome = await prompt
             for offset, update in enumerate(outcome.updates):
                 self.check(update, first + offset)
+            self.check_end(len(outcome.updates), whole)
             return len(outcome.updates)
         stop = random.randrange(1, 30) if way < 0.35 else -1
         leave = way < 0.27
@@ -202,7 +205,14 @@ class Soak:
                         break
                     self.counts.cancelled += 1
                     await turn.cancel()
+        if not 0 < stop <= count:
+            self.check_end(count, whole)
         return count
+
+    def check_end(self, count: int, whole: int | None) -> None:
+        """A turn that nobody has stopped is to have all of its updates."""
+        if whole is not None and count != whole and len(self.counts.faults) < 20:
+            self.counts.faults.append(f"{count} updates came of {whole}")
 
     def check(self, update: Update, expected: int) -> None:
         counts = self.counts
