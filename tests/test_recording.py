@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -99,11 +100,15 @@ def test_a_line_is_on_disk_before_the_next_one_comes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full disk at hand")
-def test_a_full_disk_ends_the_recording_and_nothing_else() -> None:
+def test_a_full_disk_ends_the_recording_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     recorder = Recorder("/dev/full")
     recorder("out", b"1")
     recorder("out", b"2")
     recorder.close()
+    (record,) = caplog.records
+    assert record.getMessage() == f"nothing more is recorded: {os.strerror(errno.ENOSPC)}"
 
 
 def test_a_file_that_cannot_be_made_is_said_at_once(tmp_path: Path) -> None:

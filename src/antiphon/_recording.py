@@ -50,7 +50,7 @@ class Recorder:
         self._file: BinaryIO | None = os.fdopen(descriptor, "wb", buffering=0)
 
     def __call__(self, direction: str, frame: bytes) -> None:
-        """Write one frame; a full disk ends the recording, not the connection."""
+        """Write one frame; a full disk ends the recording with a log line, not the connection."""
         if self._file is None:
             return
         try:
@@ -65,7 +65,8 @@ class Recorder:
         line = b'{"t":%.6f,"dir":"%s","frame":%s}\n' % (time.time(), direction.encode(), text)
         try:
             self._file.write(line)
-        except OSError:
+        except OSError as error:
+            log.warning("nothing more is recorded: %s", error.strerror)
             self.close()
 
     def close(self) -> None:
