@@ -58,7 +58,7 @@ class InboundCall:
         "withdrawn",
     )
 
-    def __init__(self, id_: bytes, method: str, rx_seq: int = 0) -> None:
+    def __init__(self, id_: bytes, method: str, rx_seq: int) -> None:
         self.id = id_
         self.method = method
         #: Position of its frame among all that came on the connection, from 1.

@@ -375,16 +375,17 @@ class AgentRouter(SideRouter):
         try:
             if _RUN in session.fire(_BEGIN, turn):
                 try:
-                    turn.result = await self._agent.prompt(turn)
+                    result = await self._agent.prompt(turn)
                 except asyncio.CancelledError:
-                    if Effect.KEEP not in session.fire(Event.INTERRUPTED, turn):
+                    if _KEEP not in session.fire(Event.INTERRUPTED, turn):
                         raise
                 except ENDING:
                     raise
                 except BaseException as error:  # noqa: BLE001  (answered at the connection's boundary)
                     self._handler_failed(turn, error)
                 else:
-                    session.fire(_RESULT, turn)
+                    if _KEEP in session.fire(_RESULT, turn):
+                        turn.result = result
             await turn.finish()
             effects = session.fire(_DRAINED, turn)
         except BaseException:
@@ -398,8 +399,8 @@ class AgentRouter(SideRouter):
         return self._response_of(turn)
 
     def _handler_failed(self, turn: Turn, error: BaseException) -> None:
-        turn.failure = error
-        turn.session.fire(Event.CRASH, turn)
+        if _KEEP in turn.session.fire(Event.CRASH, turn):
+            turn.failure = error
         if turn.cancelled and not isinstance(error, (RequestError, TurnOver)):
             log.info("a cancelled turn ended with an error", exc_info=error)
 
@@ -426,7 +427,7 @@ class AgentRouter(SideRouter):
 
 # Taken for each prompt; Python 3.11 takes its time to find a member of an enumeration.
 _BEGIN, _RESULT, _DRAINED = Event.BEGIN, Event.RESULT, Event.DRAINED
-_RUN, _ANSWER = Effect.RUN, Effect.ANSWER
+_RUN, _KEEP, _ANSWER = Effect.RUN, Effect.KEEP, Effect.ANSWER
 
 #: One that the protocol does not know has to be returned as a `PromptResponse`.
 _STOP_REASONS = frozenset(("end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"))
