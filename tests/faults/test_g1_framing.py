@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.cli.command import antiphon, odd
 from tests.faults.wires import (
     AGENT_WIRES,
     CLIENT_WIRES,
+    END,
+    begun,
     opened,
     opened_in,
     raw_agent,
@@ -32,10 +34,6 @@ from antiphon.services import Terminals
 from antiphon.testing import joined
 from antiphon.transports import ProcessTransport
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-END = {"stopReason": "end_turn"}
 MIB = 1 << 20
 
 
@@ -63,10 +61,6 @@ def prompt(session_id: str, text: str = "go") -> dict[str, Any]:
     return {"sessionId": session_id, "prompt": [{"type": "text", "text": text}]}
 
 
-async def _run(work: Awaitable[Any]) -> Any:
-    return await work
-
-
 def texts(raw: Any) -> list[str]:
     return [f["params"]["update"]["content"]["text"] for f in raw.sent("session/update")]
 
@@ -84,7 +78,7 @@ async def test_a_long_answer_reaches_a_client_also_if_its_end_comes_later(
     wire: str, size: int, late: bool
 ) -> None:
     async with raw_agent(wire) as (peer, raw):
-        asking = asyncio.ensure_future(_run(peer.request_extension("_x/long")))
+        asking = begun(peer.request_extension("_x/long"))
         request = await raw.wait("_x/long")
         answer = reply(request, {"content": "x" * size})
         if late and wire == "process":
@@ -124,8 +118,8 @@ async def test_an_over_long_answer_fails_its_call_alone(
     async with raw_agent(wire, limits=TINY) as (peer, raw):
         if wire == "memory" and size > MIB:
             return  # frames are handed over whole: nothing new
-        first = asyncio.ensure_future(_run(peer.request_extension("_x/long")))
-        second = asyncio.ensure_future(_run(peer.request_extension("_x/other")))
+        first = begun(peer.request_extension("_x/long"))
+        second = begun(peer.request_extension("_x/other"))
         long, other = await raw.wait("_x/long"), await raw.wait("_x/other")
         head = {"jsonrpc": "2.0"} | ({"id": long["id"]} if id_first else {})
         answer = head | {"result": {"content": "x" * size}} | {"id": long["id"]}
@@ -210,7 +204,7 @@ async def test_a_client_does_so_too(wire: str) -> None:
             await peer.request_extension("_x/y", "x" * 100_000)
         with pytest.raises(LimitExceeded):
             await peer.notify_extension("_x/z", "x" * 100_000)
-        running = asyncio.ensure_future(_run(session.prompt("x" * 90_000)))
+        running = begun(session.prompt("x" * 90_000))
         raw.answer(await raw.wait("session/prompt"), END)
         assert (await running).stop_reason == "end_turn"
         assert not raw.sent("_x/y")
@@ -510,8 +504,8 @@ async def test_a_malformed_answer_fails_its_caller_and_nobody_else(
     wire: str, answer: dict[str, Any]
 ) -> None:
     async with raw_agent(wire) as (peer, raw):
-        first = asyncio.ensure_future(_run(peer.request_extension("_x/a")))
-        second = asyncio.ensure_future(_run(peer.request_extension("_x/b")))
+        first = begun(peer.request_extension("_x/a"))
+        second = begun(peer.request_extension("_x/b"))
         one, two = await raw.wait("_x/a"), await raw.wait("_x/b")
         raw.send({"jsonrpc": "2.0", "id": one["id"], **answer}, reply(two, 2))
         assert await second == 2
@@ -642,7 +636,7 @@ async def test_what_json_cannot_say_is_refused_at_the_call_and_leaves_its_sessio
             with pytest.raises((TypeError, ValueError)):
                 await peer.new_session(cwd="/", meta={"x": wrong})
         assert session.turn is None
-        running = asyncio.ensure_future(_run(session.prompt("go")))
+        running = begun(session.prompt("go"))
         raw.answer(await raw.wait("session/prompt"), END)
         assert (await running).stop_reason == "end_turn"
         await raw.round_trip()

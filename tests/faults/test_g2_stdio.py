@@ -16,24 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.faults.test_g1_framing import Echo
-from tests.faults.wires import opened, raw_agent, raw_client, reply, unshaken_agent
+from tests.faults.wires import (
+    END,
+    begun,
+    opened,
+    raw_agent,
+    raw_client,
+    reply,
+    unshaken_agent,
+)
 
 from antiphon import Limits, StartError, spawn
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
-END = {"stopReason": "end_turn"}
 #: The two ways to start an agent; only the command comes before what is printed at import.
 STARTS = {
     "command": [sys.executable, "-m", "antiphon", "run", "agent:agent"],
     "script": [sys.executable, "agent.py", "late"],
 }
-
-
-async def _run(work: Awaitable[Any]) -> Any:
-    return await work
 
 
 def frames() -> bytes:
@@ -326,8 +329,8 @@ async def test_an_agent_that_does_not_read_for_a_while_gets_a_long_prompt_whole(
     async with raw_agent("process") as (peer, raw):
         session = await opened(peer, raw)
         raw.transport.pause_reading()
-        running = asyncio.ensure_future(_run(session.prompt("x" * (3 << 20))))
-        asking = asyncio.ensure_future(_run(peer.request_extension("_x/y")))
+        running = begun(session.prompt("x" * (3 << 20)))
+        asking = begun(peer.request_extension("_x/y"))
         await asyncio.sleep(0.2)
         assert not raw.sent("session/prompt")
         raw.transport.resume_reading()

@@ -13,7 +13,9 @@ import pytest
 from tests.faults.wires import (
     AGENT_WIRES,
     CLIENT_WIRES,
+    END,
     RawPeer,
+    begun,
     opened,
     opened_in,
     raw_agent,
@@ -42,21 +44,12 @@ if TYPE_CHECKING:
 
     from antiphon import AgentPeer, ClientContext, Session, Update
 
-END = {"stopReason": "end_turn"}
 CANCELLED = {"stopReason": "cancelled"}
 FULL: dict[str, Any] = {"loadSession": True, "sessionCapabilities": {"list": {}, "close": {}}}
 OPTIONS = [
     {"optionId": "y", "name": "Yes", "kind": "allow_once"},
     {"optionId": "n", "name": "No", "kind": "reject_once"},
 ]
-
-
-async def _run(work: Awaitable[Any]) -> Any:
-    return await work
-
-
-def begun(work: Awaitable[Any]) -> asyncio.Task[Any]:
-    return asyncio.ensure_future(_run(work))
 
 
 def prompt(session_id: str, text: str = "go") -> dict[str, Any]:
@@ -575,14 +568,14 @@ async def test_so_at_a_client_however_it_gave_up(wire: str, how: str) -> None:
     async with raw_agent(wire) as (peer, raw):
         if how == "wait_for":
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(_run(peer.request_extension("_x/a")), 0.01)
+                await asyncio.wait_for(peer.request_extension("_x/a"), 0.01)
         elif how == "timeout":
             with pytest.raises(RequestTimeout):
                 await peer.request_extension("_x/a", timeout=0.01)
         else:
             with pytest.raises(ExceptionGroup):
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(_run(peer.request_extension("_x/a")))
+                    group.create_task(peer.request_extension("_x/a"))
                     await raw.wait("_x/a")
                     raise LookupError
         first = await raw.wait("_x/a")

@@ -10,6 +10,8 @@ import pytest
 from tests.faults.wires import (
     AGENT_WIRES,
     CLIENT_WIRES,
+    END,
+    begun,
     opened,
     opened_in,
     raw_agent,
@@ -20,20 +22,9 @@ from tests.faults.wires import (
 from antiphon import Agent, Client, ConnectionClosed, RequestError, Turn, extension
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from antiphon import Session, Update
 
-END = {"stopReason": "end_turn"}
 FULL: dict[str, Any] = {"loadSession": True, "sessionCapabilities": {"resume": {}, "close": {}}}
-
-
-async def _run(work: Awaitable[Any]) -> Any:
-    return await work
-
-
-def begun(work: Awaitable[Any]) -> asyncio.Task[Any]:
-    return asyncio.ensure_future(_run(work))
 
 
 class Slow:

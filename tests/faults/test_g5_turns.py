@@ -11,7 +11,9 @@ from tests.cli.command import antiphon, odd
 from tests.faults.wires import (
     AGENT_WIRES,
     CLIENT_WIRES,
+    END,
     RawPeer,
+    begun,
     opened,
     opened_in,
     raw_agent,
@@ -32,21 +34,10 @@ from antiphon import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from antiphon import ClientContext
 
-END = {"stopReason": "end_turn"}
 CANCELLED = {"stopReason": "cancelled"}
 SHORT = Limits(cancel_backstop=0.2)
-
-
-async def _run(work: Awaitable[Any]) -> Any:
-    return await work
-
-
-def begun(work: Awaitable[Any]) -> asyncio.Task[Any]:
-    return asyncio.ensure_future(_run(work))
 
 
 def prompt(id_: Any, session_id: str, text: str = "go") -> dict[str, Any]:
@@ -585,7 +576,7 @@ async def test_every_way_out_of_a_handler_is_an_answer(wire: str) -> None:
                     turn.start_soon(asyncio.sleep(0.01))
                     return None
                 case _:
-                    turn.start_soon(_run(asyncio.wait_for(asyncio.Event().wait(), 0.01)))
+                    turn.start_soon(asyncio.wait_for(asyncio.Event().wait(), 0.01))
                     return None
 
     expected = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +10,8 @@ import pytest
 from tests.faults.wires import (
     AGENT_WIRES,
     CLIENT_WIRES,
+    END,
+    begun,
     opened,
     opened_in,
     raw_agent,
@@ -34,22 +35,13 @@ from antiphon.schema import UNSET, v1
 from antiphon.services import Files, Terminals
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
-END = {"stopReason": "end_turn"}
 FULL: dict[str, Any] = {
     "loadSession": True,
     "sessionCapabilities": {"list": {}, "resume": {}, "close": {}, "delete": {}},
 }
-
-
-async def _run(work: Awaitable[Any]) -> Any:
-    return await work
-
-
-def begun(work: Awaitable[Any]) -> asyncio.Task[Any]:
-    return asyncio.ensure_future(_run(work))
 
 
 def nulls(value: Any, path: str = "") -> list[str]:

@@ -18,18 +18,22 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from tests.cli.command import antiphon, environment, left_by, odd
-from tests.faults.wires import opened, raw_agent, raw_client
+from tests.faults.wires import (
+    begun,
+    opened,
+    raw_agent,
+    raw_client,
+)
 
 from antiphon import Client, Limits, StartError, connect, spawn
 from antiphon.services import Terminals
 from antiphon.transports import ProcessTransport, inherit_env
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
+    from collections.abc import Iterable
 
 HERE = Path(__file__).parent
 PYTHON = [sys.executable, "-S", "-c"]
-END = {"stopReason": "end_turn"}
 
 #: Answers the handshake, whatever else it does.
 HELLO = """
@@ -39,10 +43,6 @@ def serve(wait):
     print(json.dumps({"id": request["id"], "result": {"protocolVersion": 1}}), flush=True)
     wait()
 """
-
-
-async def _run(work: Awaitable[Any]) -> Any:
-    return await work
 
 
 def alive(pids: Iterable[int]) -> list[int]:
@@ -187,7 +187,7 @@ async def test_everything_that_a_terminal_has_started_ends_with_it(
             assert "result" in await raw.ask(f"terminal/{verb}", told)
             assert alive(pids) == []
         elif verb == "close the session":
-            closing = asyncio.ensure_future(_run(session.close()))
+            closing = begun(session.close())
             raw.answer(await raw.wait("session/close"), {})
             await closing
             assert alive(pids) == []
@@ -241,12 +241,37 @@ async def test_closing_climbs_its_ladder_as_far_as_it_must(case: str, tmp_path: 
 
 
 @pytest.mark.covers("FF-36")
+async def test_cancelling_the_end_of_a_block_kills_the_agent_at_once() -> None:
+    code = HELLO + "serve(lambda: None)\nsignal.signal(15, signal.SIG_IGN); time.sleep(60)"
+    transport = ProcessTransport([*PYTHON, code], stdin_grace=20, term_grace=20)
+    leaves = asyncio.Event()
+
+    async def lives() -> None:
+        async with connect(transport):
+            leaves.set()
+
+    life = asyncio.create_task(lives())
+    await leaves.wait()
+    pid = transport.pid
+    assert pid is not None
+    begin = time.monotonic()
+    life.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await life
+    await transport.aclose()
+
+    assert time.monotonic() - begin < 10
+    assert transport.exit_status == -9
+    assert not alive([pid])
+
+
+@pytest.mark.covers("FF-36")
 async def test_an_agent_that_never_reads_is_not_waited_for_to_take_what_was_sent() -> None:
     code = HELLO + "serve(lambda: time.sleep(60))"
     transport = ProcessTransport([*PYTHON, code], stdin_grace=0.5, term_grace=0.5)
     async with connect(transport) as peer:
         for _ in range(20):
-            asking = asyncio.ensure_future(_run(peer.request_extension("_x/y", "x" * 100_000)))
+            asking = begun(peer.request_extension("_x/y", "x" * 100_000))
             await asyncio.sleep(0)
             asking.cancel()
         begin = time.monotonic()

@@ -18,7 +18,7 @@ from antiphon.testing import RawPeer
 from antiphon.transports._stream import StreamTransport
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable
 
     from antiphon import Agent, AgentPeer, Client, Session
     from antiphon.transports import Receiver
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AGENT_WIRES",
     "CLIENT_WIRES",
+    "END",
     "RawPeer",
+    "begun",
     "opened",
     "opened_in",
     "raw_agent",
@@ -40,6 +42,8 @@ __all__ = [
 CLIENT_WIRES = ("memory", "process")
 #: On which an agent of ours meets a raw client.
 AGENT_WIRES = ("memory", "pipe")
+#: How a turn ends that nobody stops.
+END = {"stopReason": "end_turn"}
 RELAY = str(Path(__file__).with_name("relay.py"))
 
 
@@ -319,3 +323,12 @@ async def opened_in(raw: RawPeer, cwd: str = "/") -> str:
 def reply(request: dict[str, Any], result: Any) -> dict[str, Any]:
     """A response frame, to be sent together with others."""
     return {"jsonrpc": "2.0", "id": request["id"], "result": result}
+
+
+def begun(work: Awaitable[Any]) -> asyncio.Task[Any]:
+    """Begin what can be awaited, a prompt or a call, beside the test."""
+
+    async def run() -> Any:
+        return await work
+
+    return asyncio.ensure_future(run())

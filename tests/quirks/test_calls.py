@@ -10,7 +10,9 @@ import pytest
 from tests.faults.wires import (
     AGENT_WIRES,
     CLIENT_WIRES,
+    END,
     RawPeer,
+    begun,
     opened,
     opened_in,
     raw_agent,
@@ -33,18 +35,12 @@ from antiphon.schema import v1, v1_unstable
 from antiphon.services import Files, Terminals
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
     from pathlib import Path
 
-END = {"stopReason": "end_turn"}
 FULL: dict[str, Any] = {
     "loadSession": True,
     "sessionCapabilities": {"list": {}, "resume": {}, "close": {}, "fork": {}},
 }
-
-
-async def _run(work: Awaitable[Any]) -> Any:
-    return await work
 
 
 def prompt(session_id: Any, text: str = "go") -> dict[str, Any]:
@@ -332,7 +328,7 @@ async def test_members_that_no_schema_names_refuse_no_answer(wire: str) -> None:
         ]
         got: dict[str, Any] = {}
         for method, work, result in calls:
-            running = asyncio.ensure_future(_run(work))
+            running = begun(work)
             raw.answer(await raw.wait(method), result)
             got[method] = await running
         assert got["session/load"].session_id == "s2"

@@ -6,14 +6,16 @@ import asyncio
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
 from tests.faults.wires import (
     AGENT_WIRES,
     CLIENT_WIRES,
+    END,
     RawPeer,
+    begun,
     opened,
     opened_in,
     raw_agent,
@@ -36,10 +38,6 @@ from antiphon import (
 )
 from antiphon.transports import ProcessTransport
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-END = {"stopReason": "end_turn"}
 CANCELLED = {"stopReason": "cancelled"}
 ODD_AGENT = str(Path(__file__).parents[1] / "cli" / "odd_agent.py")
 SHORT = Limits(cancel_backstop=0.2)
@@ -49,10 +47,6 @@ def ask(id_: Any, *kinds: str) -> dict[str, Any]:
     options = [{"optionId": kind, "name": kind, "kind": kind} for kind in kinds]
     params = {"sessionId": "s1", "toolCall": {"toolCallId": "t"}, "options": options}
     return RawPeer.request(id_, "session/request_permission", params)
-
-
-async def _run(work: Awaitable[Any]) -> Any:
-    return await work
 
 
 # ------------------------------------------------------------------ 18: answers to a cancel
@@ -89,13 +83,13 @@ async def test_one_that_does_not_answer_costs_the_back_stop_and_no_more(
             with pytest.raises(RequestTimeout):
                 await session.prompt("go", timeout=0.05)
         else:
-            running = asyncio.ensure_future(_run(session.prompt("go")))
+            running = begun(session.prompt("go"))
             await raw.wait("session/prompt")
             running.cancel()
             await asyncio.wait([running])
         await raw.wait("session/cancel")
         # The next turn is possible, whatever the agent does with the old one.
-        running = asyncio.ensure_future(_run(session.prompt("again")))
+        running = begun(session.prompt("again"))
         request = await raw.wait("session/prompt", 2)
         assert time.monotonic() - begin < 5
         raw.send(raw.update("s1", "new"), reply(request, END))
@@ -113,10 +107,10 @@ async def test_an_error_for_a_cancelled_prompt_and_a_next_prompt_that_ends_at_on
                 raw.refuse(request, -32603, "Internal error")
                 async for _ in turn:
                     pass
-        running = asyncio.ensure_future(_run(session.prompt("again")))
+        running = begun(session.prompt("again"))
         raw.answer(await raw.wait("session/prompt", 2), CANCELLED)
         assert (await running).stop_reason == "cancelled"
-        running = asyncio.ensure_future(_run(session.prompt("and again")))
+        running = begun(session.prompt("and again"))
         request = await raw.wait("session/prompt", 3)
         raw.send(raw.update("s1", "at last"), reply(request, END))
         assert (await running).text == "at last"
@@ -151,7 +145,7 @@ async def test_a_rejected_question_ends_the_turn_in_either_way(
 async def test_a_loop_detector_is_a_stop_reason_like_any_other() -> None:
     async with raw_agent("memory") as (peer, raw):
         session = await opened(peer, raw)
-        running = asyncio.ensure_future(_run(session.prompt("go")))
+        running = begun(session.prompt("go"))
         raw.answer(await raw.wait("session/prompt"), {"stopReason": "max_turn_requests"})
         assert (await running).stop_reason == "max_turn_requests"
 
@@ -179,7 +173,7 @@ async def test_a_turn_is_never_ended_by_cancel_request_alone(wire: str, how: str
             with pytest.raises(RequestTimeout):
                 await session.prompt("go", timeout=0.05)
         else:
-            running = asyncio.ensure_future(_run(session.prompt("go")))
+            running = begun(session.prompt("go"))
             await raw.wait("session/prompt")
             running.cancel()
             await asyncio.wait([running])
@@ -194,7 +188,7 @@ async def test_a_turn_is_never_ended_by_cancel_request_alone(wire: str, how: str
 async def test_a_cancel_request_that_is_ignored_or_refused_is_no_matter(wire: str) -> None:
     async with raw_agent(wire) as (peer, raw):
         for n, reaction in enumerate(("silence", "error without id", "late result", "-32800")):
-            asking = asyncio.ensure_future(_run(peer.request_extension("_x/slow")))
+            asking = begun(peer.request_extension("_x/slow"))
             request = await raw.wait("_x/slow", n + 1)
             asking.cancel()
             await asyncio.wait([asking])
@@ -281,7 +275,7 @@ async def test_every_answer_to_an_unknown_extension_is_told_as_it_is(
     answer: dict[str, Any], outcome: Any
 ) -> None:
     async with raw_agent("memory") as (peer, raw):
-        asking = asyncio.ensure_future(_run(peer.request_extension("_x/unknown")))
+        asking = begun(peer.request_extension("_x/unknown"))
         request = await raw.wait("_x/unknown")
         raw.send({"jsonrpc": "2.0", "id": request["id"], **answer})
         if isinstance(outcome, type):

@@ -12,6 +12,7 @@ import pytest
 from tests.faults.wires import (
     AGENT_WIRES,
     CLIENT_WIRES,
+    begun,
     opened,
     opened_in,
     raw_agent,
@@ -124,7 +125,7 @@ async def test_separators_that_end_no_line_are_text(wire: str) -> None:
 async def test_a_client_writes_no_separator_at_which_a_peer_on_node_would_break() -> None:
     async with raw_agent("process") as (peer, raw):
         session = await opened(peer, raw)
-        running = asyncio.ensure_future(_run(session.prompt([SEPARATORS, "漢😀—"])))
+        running = begun(session.prompt([SEPARATORS, "漢😀—"]))
         request = await raw.wait("session/prompt")
         texts = [block["text"] for block in request["params"]["prompt"]]
         raw.answer(request, {"stopReason": "end_turn"})
@@ -153,10 +154,6 @@ def _no_separator(raw: Any) -> None:
     written = bytes(raw.transport.received)
     assert "\u2028".encode() not in written
     assert "\u2029".encode() not in written
-
-
-async def _run(awaitable: Any) -> Any:
-    return await awaitable
 
 
 # ------------------------------------------------------------------ 3: no objects
@@ -204,7 +201,7 @@ async def test_every_frame_that_we_send_is_an_object() -> None:
 
     async with raw_agent("memory", record=record) as (peer, raw):
         for value in VALUES:
-            asking = asyncio.ensure_future(_run(peer.request_extension("_x/ask", value)))
+            asking = begun(peer.request_extension("_x/ask", value))
             raw.answer(await raw.wait("_x/ask", len(raw.sent("_x/ask")) + 1), value)
             assert await asking == value
             await peer.notify_extension("_x/tell", value)
@@ -257,7 +254,7 @@ async def test_members_of_an_answer_come_in_any_order(order: tuple[str, ...]) ->
     async with raw_agent("memory") as (peer, raw):
         session = await opened(peer, raw)
         for content in ("short", "x" * 100_000):
-            running = asyncio.ensure_future(_run(session.prompt(content)))
+            running = begun(session.prompt(content))
             request = await raw.wait("session/prompt", len(raw.sent("session/prompt")) + 1)
             whole = reply(request, {"stopReason": "end_turn", "_meta": {"text": content}})
             raw.send({name: whole[name] for name in order})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from tests.faults.wires import (
     AGENT_WIRES,
     CLIENT_WIRES,
     RawPeer,
+    begun,
     opened,
     opened_in,
     raw_agent,
@@ -50,14 +50,10 @@ def prompt(session_id: str, text: str = "go") -> dict[str, Any]:
 async def asked(raw: RawPeer, method: str, work: Awaitable[Any], answer: dict[str, Any]) -> Any:
     """What becomes of a call of ours that is answered so."""
     count = len(raw.sent(method)) + 1
-    running = asyncio.ensure_future(_run(work))
+    running = begun(work)
     request = await raw.wait(method, count)
     raw.send({"jsonrpc": "2.0", "id": request["id"], **answer})
     return await running
-
-
-async def _run(work: Awaitable[Any]) -> Any:
-    return await work
 
 
 # ------------------------------------------------------------------ 6: errors for notifications

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from tests.faults.wires import (
     CLIENT_WIRES,
+    END,
     RawPeer,
+    begun,
     opened,
     raw_agent,
     reply,
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from antiphon import ClientContext
 
 FULL: dict[str, Any] = {"loadSession": True, "sessionCapabilities": {"resume": {}, "fork": {}}}
-END = {"stopReason": "end_turn"}
 OPTIONS = [
     {"optionId": "y", "name": "Yes", "kind": "allow_once"},
     {"optionId": "n", "name": "No", "kind": "reject_once"},
@@ -135,14 +136,10 @@ async def test_a_fork_s_history_before_its_answer_waits_for_whoever_resumes_it()
         raw.send(*history, reply(request, {"sessionId": "s2"}))
         fork = await forking
         assert fork.session_id == "s2"
-        resuming = asyncio.ensure_future(_run(peer.resume_session("s2", cwd="/")))
+        resuming = begun(peer.resume_session("s2", cwd="/"))
         raw.answer(await raw.wait("session/resume"), {})
         session = await resuming
         assert [u.text for u in await take(session, 50)] == [str(n) for n in range(50)]
-
-
-async def _run(awaitable: Any) -> Any:
-    return await awaitable
 
 
 # ------------------------------------------------------------------ 13: between turns
@@ -158,7 +155,7 @@ async def test_what_comes_between_turns_is_the_session_s_and_no_turn_s(wire: str
         raw.send(*between)
         await raw.round_trip()
         for n in (1, 2):
-            running = asyncio.ensure_future(_run(session.prompt("go")))
+            running = begun(session.prompt("go"))
             request = await raw.wait("session/prompt", n)
             raw.send(raw.update("s1", f"turn {n}"), reply(request, END), *between)
             outcome = await running
@@ -313,7 +310,7 @@ async def test_so_does_a_session_s_view(wire: str, case: str) -> None:
     async with raw_agent(wire) as (peer, raw):
         session = await opened(peer, raw)
         view = session.view
-        running = asyncio.ensure_future(_run(session.prompt("go")))
+        running = begun(session.prompt("go"))
         request = await raw.wait("session/prompt")
         raw.send(*ODD_CALLS[case], reply(request, END))
         await running
@@ -330,7 +327,7 @@ async def test_a_banner_before_the_first_prompt_is_a_message_of_its_own_in_the_v
         view = session.view
         raw.send(BANNER, COMMANDS, MODE, USAGE, INFO, TOOL)
         await raw.round_trip()
-        running = asyncio.ensure_future(_run(session.prompt("go")))
+        running = begun(session.prompt("go"))
         request = await raw.wait("session/prompt")
         raw.send(raw.update("s1", "an"), raw.update("s1", "swer"), reply(request, END))
         await running
