@@ -101,6 +101,7 @@ class AgentContext(Context):
         """Send an update of the request's session; in `load_session` also its history.
 
         Raises:
+            ResourceNotFound: the request names no session that is open here.
             TurnOver: it tells what a turn does (message, thought, tool, plan), no turn is open, and
                 this is no `session/load` before its answer (R1-54).
             CapabilityError: the client did not ask for its kind (R1-36..R1-39).
