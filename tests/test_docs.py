@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -273,6 +274,44 @@ def test_each_error_has_its_advice() -> None:
         kind = getattr(_errors, re.findall(r"\w+", row[0])[0])
         for fact in re.findall(r"`(\w+)`", row[1]):
             assert f"self.{fact} =" in source_of(kind), (kind, fact)
+
+
+def module_tables() -> dict[str, list[list[str]]]:
+    """The rows of the page of names, by module."""
+    text = (DOCS / "reference" / "names.md").read_text(encoding="utf-8")
+    modules = re.findall(r"^## `([\w.]+)`$", text, re.MULTILINE)
+    return dict(zip(modules, tables(DOCS / "reference" / "names.md"), strict=True))
+
+
+PUBLIC_MODULES = (
+    *("antiphon", "antiphon.sync", "antiphon.services", "antiphon.content"),
+    *("antiphon.transports", "antiphon.testing"),
+)
+
+
+def test_the_modules_on_the_page_of_names_are_the_public_ones() -> None:
+    assert tuple(module_tables()) == PUBLIC_MODULES
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_the_names_on_the_page_are_those_of_the_module(module: str) -> None:
+    listed = [row[0].strip("`") for row in module_tables()[module]]
+
+    assert sorted(listed) == sorted(import_module(module).__all__)
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_a_name_is_explained_where_the_page_says(module: str) -> None:
+    for name, _, where in module_tables()[module]:
+        found = getattr(import_module(module), name.strip("`"))
+        if where == "its docstring":
+            assert inspect.getdoc(found), name
+            assert found.__module__.startswith("antiphon."), name  # else the doc is another's
+        words = re.findall(r'as "`([^`]+)`"', where)
+        for target in re.findall(r"\]\(([^)]+)\)", where):
+            page = (DOCS / "reference" / target).read_text(encoding="utf-8")
+            word = re.escape(words[0] if words else name.strip("`"))
+            assert re.search(rf"(?<!\w){word}(?!\w)", page), (name, target)
 
 
 def source_of(kind: type) -> str:
