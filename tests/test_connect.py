@@ -36,7 +36,7 @@ from antiphon import (
 )
 from antiphon.schema import v1
 from antiphon.testing import raw_pair
-from antiphon.transports import memory_pair
+from antiphon.transports import ProcessTransport, memory_pair
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -510,6 +510,36 @@ async def test_a_terminal_login_is_not_part_of_connecting() -> None:
         with pytest.raises(LocalProtocolError, match="terminal login"):
             await connecting
         await asyncio.wait_for(raw.lost.wait(), 5)
+
+
+STUBBORN = """
+import json, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+request = json.loads(sys.stdin.readline())
+print(json.dumps({"id": request["id"], "result": {"protocolVersion": 1}}), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.covers("FF-36")
+async def test_cancelling_the_end_of_a_block_kills_the_agent_at_once() -> None:
+    transport = ProcessTransport([sys.executable, "-c", STUBBORN], stdin_grace=20, term_grace=20)
+    leaves = asyncio.Event()
+
+    async def lives() -> None:
+        async with connect(transport):
+            leaves.set()
+
+    life = asyncio.create_task(lives())
+    await leaves.wait()
+    begin = time.monotonic()
+    life.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await life
+    await transport.aclose()
+
+    assert time.monotonic() - begin < 10
+    assert transport.exit_status == -signal.SIGKILL
 
 
 async def test_an_error_in_the_block_closes_the_link_and_passes_through() -> None:

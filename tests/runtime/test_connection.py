@@ -576,6 +576,50 @@ async def test_a_transport_that_cannot_be_closed_does_not_keep_anybody_waiting(
         await link.transport.inner.aclose()
 
 
+@pytest.mark.covers("FF-36")
+@pytest.mark.parametrize("when", ["handlers end", "the transport closes"])
+async def test_who_gives_up_closing_gives_the_transport_no_more_time(
+    when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with linked() as link:
+        asked, told, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        inner = link.transport.aclose
+
+        async def slow() -> None:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await inner()
+
+        async def handler(params: Any, context: Any) -> Any:
+            told.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await turns(10)
+                ended.set()
+
+        link.transport.aclose = slow  # type: ignore[method-assign]
+        if when == "handlers end":
+            link.side.serve("slow", handler)
+            link.peer.call(1, "slow")
+            await bounded(told.wait())
+        closing, waiting = [asyncio.create_task(link.connection.aclose()) for _ in range(2)]
+        if when == "handlers end":
+            await turns(2)
+            assert not asked.is_set()
+        else:
+            await bounded(asked.wait())
+        closing.cancel()
+        await bounded(waiting)
+
+        assert closing.cancelled()
+        assert asked.is_set()
+        assert ended.is_set() == (when == "handlers end")
+        assert "could not be closed" not in caplog.text
+
+
 async def test_cancelling_the_wait_for_the_end_cancels_the_wait_alone() -> None:
     async with linked() as link:
         waiting = asyncio.create_task(link.connection.wait_closed())

@@ -108,6 +108,8 @@ class Connection(Budget):
         self.lost: ConnectionClosed | None = None
         self._closed = self.loop.create_future()
         self._closing: asyncio.Task[None] | None = None
+        self._hurried = False
+        self._patience: asyncio.Timeout | None = None
 
         self.writer = writer = Writer(
             self.loop,
@@ -155,24 +157,40 @@ class Connection(Budget):
         """Close: open calls fail, handlers are cancelled and given a grace, the transport is closed.
 
         Idempotent, concurrent calls share the work, bounded by `close_grace` (twice, if observers of
-        updates use theirs up) plus the transport's own bound; a cancelled caller stops waiting but
-        the closing goes on.
+        updates use theirs up) plus the transport's own bound. A cancelled caller stops waiting;
+        handlers keep their grace, but the transport is no longer given time: a process is killed.
         """
         self.flush()  # which may find that the link is gone
         if self._closing is None:
             self._closing = self.new_task(self._end())
             self._fail_everything(ConnectionClosed("this side closed the connection"))
-        await asyncio.shield(self._closing)
+        try:
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            self._hurried = True
+            if self._patience is not None:
+                self._patience.reschedule(self.loop.time())
+            raise
 
     async def _end(self) -> None:
         try:
             await self._reap()
-            await self.transport.aclose()
+            await self._close_transport()
         except Exception:
             log.exception("the transport could not be closed")
         finally:
             if not self._closed.done():
                 self._closed.set_result(None)
+
+    async def _close_transport(self) -> None:
+        try:
+            async with asyncio.timeout(0 if self._hurried else None) as self._patience:
+                await self.transport.aclose()
+        except TimeoutError:
+            if not self._hurried:
+                raise
+        finally:
+            self._patience = None
 
     async def _reap(self) -> None:
         """Cancel what still runs, wait the grace, then leave behind and report what ignores it."""
