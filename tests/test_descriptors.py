@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import pty
-import select
+import resource
 import socket
 import threading
 import tty
@@ -18,7 +19,7 @@ from antiphon import _descriptors
 from antiphon._descriptors import HIGH_WATER, LOW_WATER, open_reader, open_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from antiphon._descriptors import Reader, Writer
@@ -307,20 +308,37 @@ async def test_a_thread_reads_a_pipe_where_the_loop_cannot(
     await source.ended.wait()
 
 
+@pytest.fixture
+def many_open() -> Iterator[int]:
+    """A number that only a process with many open files gives; `select` takes none so high."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, 2000), most))
+    yield 1500
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+def moved(fd: int, number: int) -> int:
+    """The same description under a higher number."""
+    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, number)
+    os.close(fd)
+    return high
+
+
 async def test_a_thread_waits_for_a_description_that_others_made_non_blocking(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, many_open: int
 ) -> None:
     monkeypatch.setattr(_descriptors, "_can_poll", refuse_poll)
     reading, writing = os.pipe()
+    reading = moved(reading, many_open)
     os.set_blocking(reading, False)
     waits = asyncio.Event()
-    loop, real = asyncio.get_running_loop(), select.select
+    loop, real = asyncio.get_running_loop(), _descriptors._wait_for
 
-    def wait(*descriptors: Any) -> Any:
+    def wait(fd: int, *, write: bool) -> None:
         loop.call_soon_threadsafe(waits.set)
-        return real(*descriptors)
+        real(fd, write=write)
 
-    monkeypatch.setattr(select, "select", wait)
+    monkeypatch.setattr(_descriptors, "_wait_for", wait)
     source = Input(reading)
     source.reader.resume()
     await waits.wait()
@@ -533,6 +551,23 @@ async def test_a_pipe_shared_with_stderr_is_written_by_a_thread(
     out.writer.close()
     out.writer.close()
     os.close(keep)
+    os.close(reading)
+
+
+async def test_so_it_is_where_others_made_it_non_blocking(
+    shared_pipe: tuple[int, int], many_open: int
+) -> None:
+    reading, writing = shared_pipe
+    writing = moved(writing, many_open)
+    out = Output(writing)
+    os.set_blocking(writing, False)
+    out.writer.write(MEBIBYTE)
+
+    data = await asyncio.to_thread(read_all, reading, len(MEBIBYTE))
+    await out.writer.drained()
+
+    assert data == MEBIBYTE
+    out.writer.close()
     os.close(reading)
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from antiphon import StartError, _process
+from antiphon._launch import spawn
 from antiphon._process import Child
 
 PYTHON = [sys.executable, "-S", "-E", "-c"]
@@ -525,6 +527,84 @@ async def test_a_forked_copy_of_us_kills_nobody(monkeypatch: pytest.MonkeyPatch)
         child.kill_now()
 
     assert await child.end() == 4
+
+
+# Orphans come to it, as they do to the first process of a container.
+FIRST = """
+import asyncio, ctypes, os
+from antiphon._guard import guard
+from antiphon._process import Child
+
+PR_SET_CHILD_SUBREAPER = 36
+TREES = ["sleep 60 & exit 3", "(sleep 60 & sleep 60 &); exit 3", "(true &); sleep 0.1; exit 3"]
+
+async def main():
+    for tree in TREES:
+        child = await Child.start(["sh", "-c", tree], stdin="null", stdout="null", stderr="null")
+        await child.wait()
+        assert await child.end() == 3
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            assert file.read().split() == [str(guard.pid)]
+
+assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+asyncio.run(main())
+"""
+
+
+@pytest.mark.covers("FF-35")
+def test_no_zombie_is_left_where_orphans_come_to_us() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=30, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_a_dead_process_that_a_debugger_holds_is_not_asked_for_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, asked = _process._peek, 0
+    again = asyncio.Event()
+
+    def held(pid: int) -> tuple[int, bool] | None:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            return None
+        again.set()
+        return real(pid)
+
+    monkeypatch.setattr(_process, "_peek", held)
+    start = time.monotonic()
+    child = await shell("exit 3")
+
+    assert await child.wait() == 3
+    assert again.is_set()
+    assert seconds_since(start) >= 2 * _process._TRACED_POLL
+    assert await child.end() == 3
+
+
+@pytest.mark.usefixtures("no_pidfd")
+async def test_a_process_that_cannot_be_watched_is_ended_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+
+    def noted(*arguments: Any) -> Any:
+        process = spawn(*arguments)
+        made.append(process.pid)
+        return process
+
+    def no_more(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_process, "spawn", noted)
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+
+    with pytest.raises(StartError, match="cannot watch the process: can't start new thread"):
+        await shell("sleep 60 & sleep 60")
+
+    assert not psutil.pid_exists(made[0])
 
 
 # ------------------------------------------------------------------ standard error

@@ -238,6 +238,15 @@ def _readable(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
+def _wait_for(fd: int, *, write: bool) -> None:
+    """Block until a descriptor is ready. Not by `select`, which takes no number from 1024 on."""
+    if sys.platform == "win32":
+        raise NotImplementedError
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT if write else select.POLLIN)
+    poll.poll()
+
+
 class _ThreadReader:
     """Reads in a thread, one chunk ahead, so that pausing bounds what is held."""
 
@@ -307,7 +316,7 @@ class _ThreadReader:
             try:
                 return os.read(self._fd, CHUNK), None
             except BlockingIOError:
-                select.select([self._fd], [], [])
+                _wait_for(self._fd, write=False)
             except OSError as error:
                 return b"", _end_of(error)
 
@@ -519,7 +528,7 @@ def _write_all(fd: int, data: Bytes) -> None:
             rest = rest[os.write(fd, rest) :]
         except BlockingIOError:
             # Others have made the description non-blocking.
-            select.select([], [fd], [])
+            _wait_for(fd, write=True)
 
 
 class _Writer:

@@ -14,6 +14,8 @@ before they report an exit (3.12, 3.13), and hand each chunk through one more tu
 * The exit is seen on a pidfd where the system has one, else by a thread. The child is then left a
   zombie until `end`, on purpose: as long as it is one, nobody else can be given its number, and
   signalling its group is safe.
+* Where orphans are given to us (we are the first process of a container, or a subreaper), those of
+  its group are reaped with it.
 * Children that are still there when the interpreter exits are killed with their groups. Where it has
   no time to exit, `_guard` does it.
 """
@@ -61,6 +63,7 @@ KILL_WAIT = 2.0
 BLOCKING_KILL_WAIT = 0.2
 
 _GROUP_POLL = 0.02
+_TRACED_POLL = 0.05
 _UNKNOWN_STATUS = 255  # as asyncio has it, when somebody else has taken the exit status
 
 _living: set[Child] = set()
@@ -156,18 +159,25 @@ class Child:
         finally:
             pipes.close_theirs()
         child = cls(process, words)
-        child._stdin, child._stdout = pipes.our_stdin, pipes.our_stdout
-        child._copy = copy
-        if pipes.our_stderr >= 0:
-            child._drain_stderr(pipes.our_stderr, on_stderr_line)
-        _living.add(child)
-        if sys.platform == "win32":
-            child._job = _job_of(child.pid)
-        else:
-            # After the start: the child begins meanwhile. What is lost is a moment in which we
-            # could be killed unnoticed.
-            guard.add(child.pid)
-        child._watch()
+        try:
+            child._stdin, child._stdout = pipes.our_stdin, pipes.our_stdout
+            child._copy = copy
+            if pipes.our_stderr >= 0:
+                child._drain_stderr(pipes.our_stderr, on_stderr_line)
+            _living.add(child)
+            if sys.platform == "win32":
+                child._job = _job_of(child.pid)
+            else:
+                # After the start: the child begins meanwhile. What is lost is a moment in which we
+                # could be killed unnoticed.
+                guard.add(child.pid)
+            child._watch()
+        except BaseException as error:
+            child.abort()
+            if isinstance(error, RuntimeError):  # there can be no more threads
+                reason = f"cannot watch the process: {error}"
+                raise StartError(reason, command=words) from error
+            raise
         return child
 
     def _drain_stderr(self, fd: int, on_line: Callable[[str], object] | None) -> None:
@@ -252,10 +262,9 @@ class Child:
                 self._close_pidfd()
             else:
                 return
-        self._thread = threading.Thread(
-            target=self._wait_in_thread, name="antiphon wait", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._wait_in_thread, name="antiphon wait", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _wait_in_thread(self) -> None:
         self._found = _wait_for(self._process)
@@ -266,6 +275,14 @@ class Child:
         code = _peek(self.pid)
         if code is not None:
             self._exited(*code)
+        else:
+            # Its descriptor is ready, and will be until a debugger lets go of it.
+            self._loop.remove_reader(self._pidfd)
+            self._loop.call_later(_TRACED_POLL, self._look_again)
+
+    def _look_again(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.add_reader(self._pidfd, self._look)
 
     def _exited(self, code: int, reaped: bool) -> None:  # noqa: FBT001  (private)
         if self._returncode is not None:
@@ -299,6 +316,13 @@ class Child:
                 os.waitpid(self.pid, 0)
         # Popen would otherwise ask for a process that is no longer there.
         self._process.returncode = self._returncode
+
+    def _reap_orphans(self) -> None:
+        """Reap what of the group is dead and has been given to us; most systems have another for it."""
+        if sys.platform != "win32":
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-self.pid, os.WNOHANG)[0]:
+                    pass
 
     # ------------------------------------------------------------------ ending
 
@@ -381,6 +405,7 @@ class Child:
             self._wait_blocking()
         if self._returncode is not None:
             self._reap()
+            self._reap_orphans()
             self._group_gone = True
             guard.remove(self.pid)
         if self._job is not None:
@@ -409,9 +434,12 @@ class Child:
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
             poll.poll(BLOCKING_KILL_WAIT * 1000)
-            self._look()
         while _group_lives(self.pid) and time.monotonic() < deadline:
             time.sleep(0.001)
+        if sys.platform != "win32" and self._returncode is None and self._thread is None:
+            code = _peek(self.pid)
+            if code is not None:
+                self._exited(*code)
 
     def kill_now(self) -> None:
         """Kill the group without waiting for anything: for the interpreter's exit."""
