@@ -154,7 +154,7 @@ async def test_a_function_that_raises_refuses_and_is_logged(
         return await dialog
 
     def plain(params: Any, ctx: Any) -> bool:
-        return True
+        raise RuntimeError("plain trouble")
 
     assert await decided(Client(permissions=broken), *USUAL) == selected("no")
     assert "dialog trouble" in caplog.text
@@ -162,8 +162,22 @@ async def test_a_function_that_raises_refuses_and_is_logged(
     assert "hard trouble" in caplog.text
     assert await decided(Client(permissions=cancelled), *USUAL) == selected("no")
     assert "its window was closed" in caplog.text
-    # A plain function cannot be awaited: its answer does not count.
-    assert await decided(Client(permissions=cast("Any", plain)), *USUAL) == selected("no")
+    assert await decided(Client(permissions=plain), *USUAL) == selected("no")
+    assert "plain trouble" in caplog.text
+
+
+async def test_a_function_that_is_not_async_decides_with_what_it_returns() -> None:
+    async def later() -> bool:
+        return True
+
+    def decide(params: v1.RequestPermissionRequest, ctx: Any) -> Any:
+        return answers.pop()
+
+    # What it returns may be something to await, as where it only passes the question on.
+    answers: list[Any] = [later(), None, False, True, "always"]
+    for outcome in (selected("always"), selected("once"), selected("no"), CANCELLED):
+        assert await decided(Client(permissions=decide), *USUAL) == outcome
+    assert await decided(Client(permissions=decide), *USUAL) == selected("once")
 
 
 async def test_a_function_that_takes_its_time_holds_up_nothing_else() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 from antiphon._capabilities import Capabilities, client_tree
@@ -24,10 +25,9 @@ __all__ = ["Client", "Permissions"]
 log = logging.getLogger("antiphon.client")
 
 Decision: TypeAlias = "str | bool | v1.RequestPermissionResponse | None"
+Decide: TypeAlias = "Callable[[v1.RequestPermissionRequest, Any], Decision | Awaitable[Decision]]"
 #: How permission requests are decided: always the same way, or by asking a function.
-Permissions: TypeAlias = (
-    "Literal['allow', 'deny'] | Callable[[v1.RequestPermissionRequest, Any], Awaitable[Decision]]"
-)
+Permissions: TypeAlias = "Literal['allow', 'deny'] | Decide"
 
 _ALLOWING = ("allow_once", "allow_always")
 _REJECTING = ("reject_once", "reject_always")
@@ -52,10 +52,11 @@ class Client(ClientHandlers):
     Args:
         files: serves `fs/*`, e.g. `antiphon.services.Files(".")`.
         terminals: serves `terminal/*`, e.g. `antiphon.services.Terminals()`.
-        permissions: "deny" (the default), "allow", or an async function of (params, ctx) that returns
-            an offered option's id, True or False (an option is picked by its kind), None for
+        permissions: "deny" (the default), "allow", or a function of (params, ctx), async or sync, that
+            returns an offered option's id, True or False (an option is picked by its kind), None for
             "cancelled", or a whole response. What it raises refuses. A denial picks a reject option,
-            else "cancelled", never an option that allows (R1-104).
+            else "cancelled", never an option that allows (R1-104). A sync one must not block: it
+            holds up the event loop (with `antiphon.sync` it may).
         on_update: called with each `Update` of every session, in order; sync or async. The next
             update and the answers about that session wait for it.
 
@@ -76,7 +77,7 @@ class Client(ClientHandlers):
         on_update: Observer | None = None,
     ) -> None:
         if permissions not in ("allow", "deny") and not callable(permissions):
-            msg = f'permissions is "allow", "deny" or an async function, not {permissions!r}'
+            msg = f'permissions is "allow", "deny" or a function, not {permissions!r}'
             raise ValueError(msg)
         self.files = files
         self.terminals = terminals
@@ -90,7 +91,8 @@ class Client(ClientHandlers):
         decision: Decision
         if callable(self.permissions):
             try:
-                decision = await self.permissions(params, ctx)
+                answer: Any = self.permissions(params, ctx)
+                decision = await answer if isawaitable(answer) else answer
             except ENDING:
                 raise
             except BaseException as error:
