@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -1335,3 +1336,109 @@ async def test_a_close_that_was_answered_counts_although_its_caller_was_cancelle
         assert not peer.sessions
         assert peer.connection.queued_bytes == 0
         assert let_go == [session.session_id]
+
+
+async def test_a_session_for_which_there_is_no_room_any_more_is_closed_at_the_agent() -> None:
+    async with raw_agent(None, EVERYTHING, limits=Limits(sessions=1)) as (peer, raw):
+        first = asyncio.create_task(peer.new_session(cwd="/"))
+        second = asyncio.create_task(peer.new_session(cwd="/"))
+        requests = [await raw.wait("session/new", count) for count in (1, 2)]
+        raw.send(result(requests[0], named("a")), result(requests[1], named("b")))
+        await first
+        with pytest.raises(LimitExceeded):
+            await second
+        assert (await raw.wait("session/close"))["params"] == {"sessionId": "b"}
+        assert set(peer.sessions) == {"a"}
+
+
+async def test_a_session_whose_answer_came_past_the_overdraft_is_closed_at_the_agent() -> None:
+    limits = Limits(queue_bytes=1000)
+    async with raw_agent(None, EVERYTHING, limits=limits) as (peer, raw):
+        lazy = await opened(peer, raw)
+        opening = asyncio.create_task(peer.new_session(cwd="/"))
+        request = await raw.wait("session/new", 2)
+        # In one read, and the answer in the next, before anybody could run.
+        flood = [json.dumps(raw.update("s1", "x" * 100)).encode() for _ in range(20)]
+        peer.connection.frames_received(list(flood))
+        peer.connection.frames_received([json.dumps(result(request, named("late"))).encode()])
+        with pytest.raises(LimitExceeded):
+            await opening
+        lazy.updates().close()
+        assert (await raw.wait("session/close"))["params"] == {"sessionId": "late"}
+
+
+async def test_the_late_history_of_a_load_that_was_given_up_is_not_the_next_one_s() -> None:
+    async with raw_agent(None, EVERYTHING) as (peer, raw):
+        loading = asyncio.create_task(run(peer.load_session("s")))
+        request = await raw.wait("session/load")
+        raw.send(raw.update("s", "one"))
+        await raw.round_trip()
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        again = asyncio.create_task(run(peer.load_session("s")))
+        raw.send(raw.update("s", "two"))
+        await raw.round_trip()
+        assert len(raw.sent("session/load")) == 1  # it waits for the answer to the first
+        raw.send(raw.update("s", "three"), result(request, {}))
+        second = await raw.wait("session/load", 2)
+        assert raw.sent("session/close") == []
+        raw.send(raw.update("s", "one"), raw.update("s", "two"), result(second, {}))
+        session = await again
+        assert texts([update async for update in session.replay()]) == ["one", "two"]
+        assert peer.connection.queued_bytes == 0
+
+
+@pytest.mark.virtual_time
+async def test_a_load_given_up_delays_the_next_by_the_back_stop_at_most() -> None:
+    async with raw_agent(None, EVERYTHING, limits=Limits(cancel_backstop=5)) as (peer, raw):
+        with pytest.raises(RequestTimeout):
+            await peer.load_session("s", timeout=1)
+        before = asyncio.get_running_loop().time()
+        loading = asyncio.create_task(run(peer.load_session("s")))
+        raw.answer(await raw.wait("session/load", 2), {})
+        session = await loading
+        assert asyncio.get_running_loop().time() - before == pytest.approx(5, abs=0.1)
+        assert peer.sessions == {"s": session}
+
+
+@pytest.mark.parametrize("moment", ["later", "read"])
+async def test_a_load_that_opens_its_session_too_late_has_it_closed(moment: str) -> None:
+    let_go: list[str] = []
+
+    class Lending(Client):
+        async def sessions_closed(self, session_ids: Any) -> None:
+            let_go.extend(session_ids)
+
+    async with raw_agent(Lending(), EVERYTHING) as (peer, raw):
+        loading = asyncio.create_task(run(peer.load_session("s")))
+        request = await raw.wait("session/load")
+        loading.cancel()
+        if moment == "read":
+            peer.connection.frames_received([json.dumps(result(request, {})).encode()])
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        if moment == "later":
+            raw.answer(request, {})
+        assert (await raw.wait("session/close"))["params"] == {"sessionId": "s"}
+        await raw.round_trip()
+        assert let_go == ["s"]
+        assert not peer.sessions
+
+
+async def test_a_load_that_fails_after_its_session_was_closed_leaves_the_next_one_alone() -> None:
+    async with raw_agent(None, EVERYTHING) as (peer, raw):
+        first = asyncio.create_task(run(peer.load_session("s")))
+        request = await raw.wait("session/load")
+        closing = asyncio.create_task(peer.close_session("s"))
+        raw.answer(await raw.wait("session/close"), {})
+        await closing
+        second = asyncio.create_task(run(peer.load_session("s")))
+        later = await raw.wait("session/load", 2)
+        raw.refuse(request, -32002)
+        with pytest.raises(ResourceNotFound):
+            await first
+        raw.send(raw.update("s", "x"), result(later, {}))
+        session = await second
+        assert peer.sessions == {"s": session}
+        assert (await anext(session.updates())).text == "x"

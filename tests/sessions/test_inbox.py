@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon import DeliveryGap, Limits, SessionView
-from antiphon.sessions._inbox import Inbox, Subscription, TracedQueue, UpdateQueue
+from antiphon.sessions._inbox import Inbox, Sink, Subscription, TracedQueue, UpdateQueue
 from antiphon.sessions._update import Update
 
 if TYPE_CHECKING:
@@ -845,3 +845,76 @@ async def test_in_any_order_every_consumer_gets_its_own_in_order_and_the_budget_
     assert inbox.backlog.discard() == len(unseen)
     assert link.queued_bytes == link.queued_updates == 0
     assert not [name for name, _ in link.events if name == "delivery"]
+
+
+async def test_a_refused_close_leaves_the_turn_alone_that_has_begun_meanwhile() -> None:
+    link, inbox = made()
+    first = inbox.turn = UpdateQueue(cast("Any", link))
+    link.budget_spent = True
+    inbox.let_go()
+    assert inbox.turn_ended() is not first
+    second = inbox.turn = Sink(cast("Any", link))  # a turn that was left
+    inbox.keep()
+    put(inbox, "x")
+    assert inbox.turn is second
+    assert link.queued_updates == 0
+
+
+async def test_a_turn_is_let_go_of_as_soon_as_a_session_being_closed_has_spent_the_budget() -> None:
+    link, inbox = made()
+    turn = inbox.turn = UpdateQueue(cast("Any", link))
+    inbox.let_go()
+    put(inbox, "a", "b")
+    inbox.look()
+    assert len(turn) == 2
+    link.budget_spent = True
+    inbox.look()
+    assert len(turn) == 0
+    assert link.queued_updates == 0
+
+
+async def test_a_history_that_is_complete_and_not_taken_is_let_go_with_its_session() -> None:
+    link, inbox = made()
+    inbox.label = "replay"
+    replay = inbox.subscribe(replay=True)
+    put(inbox, *"abcdefghijkl")
+    inbox.load_ended()
+    assert inbox.held()[0] == link.queued_updates == 12
+    inbox.look()
+    assert [name for name, _ in link.events] == ["session_full"]
+    inbox.let_go()
+    assert await rest(replay) == []
+    assert link.queued_updates == 0
+    late = inbox.subscribe(replay=True)
+    assert await rest(late) == []
+
+
+async def test_an_observer_that_another_session_s_observer_began_waits_for_that_one() -> None:
+    link, outer = made()
+    inner = Inbox(cast("Any", link), "inner")
+    gate, asked, answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def ask(update: Update) -> None:
+        asked.set()
+        await outer.settled(2)
+        answered.set()
+
+    async def begin(update: Update) -> None:
+        if update.text == "begin":
+            inner.observe(ask)
+        else:
+            await gate.wait()
+
+    outer.observe(begin)
+    put(outer, "begin", "slow")
+    while not inner.observed:
+        await asyncio.sleep(0)
+    put(inner, "x")
+    await asked.wait()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not answered.is_set()  # the observer of the other has not returned
+    gate.set()
+    await asyncio.wait_for(answered.wait(), 5)
+    inner.end()
+    await ended(link, outer)

@@ -1491,3 +1491,65 @@ MODES = {
 def update(session_id: str, body: dict[str, Any]) -> dict[str, Any]:
     params = {"sessionId": session_id, "update": body}
     return {"jsonrpc": "2.0", "method": "session/update", "params": params}
+
+
+CLOSES: dict[str, Any] = {"loadSession": True, "sessionCapabilities": {"close": {}}}
+
+
+async def closed(session: Session, raw: RawPeer, *behind: dict[str, Any]) -> None:
+    """Close it, with something right behind the answer."""
+    closing = asyncio.create_task(session.close())
+    close = await raw.wait("session/close")
+    raw.send({"jsonrpc": "2.0", "id": close["id"], "result": {}}, *behind)
+    await closing
+
+
+async def test_a_session_that_was_closed_takes_no_prompt() -> None:
+    async with raw_agent(None, CLOSES) as (peer, raw):
+        session = await opened(peer, raw)
+        await closed(session, raw)
+        with pytest.raises(LocalProtocolError, match="was closed"):
+            await session.prompt("go")
+        await raw.round_trip()
+        assert raw.sent("session/prompt") == []
+        again = await opened(peer, raw)  # some agents make the id from the folder
+        await opened(peer, raw)
+        with pytest.raises(LocalProtocolError, match="was closed"):
+            await again.prompt("go")
+
+
+async def test_a_turn_gets_what_an_agent_sends_of_it_behind_the_answer_to_a_close() -> None:
+    async with raw_agent(None, CLOSES) as (peer, raw):
+        session = await opened(peer, raw)
+        asking = asyncio.create_task(_outcome(session))
+        request = await raw.wait("session/prompt")
+        await closed(session, raw, raw.update("s1", "tail"), ends(request, "cancelled"))
+        outcome = await asking
+        assert (outcome.text, outcome.stop_reason) == ("tail", "cancelled")
+        raw.send(raw.update("s1", "nobody's"))
+        await raw.round_trip()
+        assert session.inbox.received == 1
+
+
+@pytest.mark.virtual_time
+async def test_a_turn_whose_session_is_closed_ends_although_the_agent_never_answers_it() -> None:
+    asked = asyncio.Event()
+
+    async def ask(params: v1.RequestPermissionRequest, ctx: Any) -> bool:
+        asked.set()
+        await asyncio.Event().wait()
+        return True
+
+    async with raw_agent(Client(permissions=ask), CLOSES) as (peer, raw):
+        session = await opened(peer, raw)
+        asking = asyncio.create_task(_outcome(session))
+        await raw.wait("session/prompt")
+        call = {"toolCallId": "t", "title": "x"}
+        params: dict[str, Any] = {"sessionId": "s1", "toolCall": call, "options": []}
+        raw.send(raw.request(7, "session/request_permission", params))
+        await asked.wait()
+        await closed(session, raw)
+        answer = await raw.answer_to(7)
+        assert answer["result"] == {"outcome": {"outcome": "cancelled"}}
+        with pytest.raises(RequestTimeout):
+            await asking

@@ -490,3 +490,26 @@ def test_many_tool_calls_and_messages_cost_what_their_updates_cost() -> None:
     first = work(view, some(0, 200))
     later = work(view, some(200, 4_200))
     assert later <= 20 * first + 100
+
+
+def test_many_terminals_of_one_call_cost_what_they_are() -> None:
+    class Id(str):
+        """An id that counts what it is compared with."""
+
+        __slots__ = ()
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Id.compared += 1
+            return str.__eq__(self, other)
+
+    ids = [Id(f"t{number}") for number in range(1_000)]
+    call = v1.ToolCall(
+        tool_call_id="t", title="x", content=[v1.Terminal(terminal_id=id_) for id_ in ids]
+    )
+    view = SessionView()
+    view.apply(call)
+    view.apply(call)
+    assert view.tool_calls["t"].terminals == ids
+    assert Id.compared < 10 * len(ids)

@@ -119,7 +119,7 @@ class Outgoing:
 
     def abandon(self, call: OutboundCall) -> None:
         """Forget a call and tell the peer; `answered` will not be called. Harmless when answered."""
-        frame = self._protocol.abandon(call.id)
+        frame = self._give_up_id(call)
         if frame is not None:
             self._over(call)
             self._send(frame)
@@ -154,10 +154,15 @@ class Outgoing:
 
     def fail(self, call: OutboundCall, error: Exception) -> None:
         """Give a call up as a timeout does: the peer is told, the call fails. Harmless when answered."""
-        frame = self._protocol.abandon(call.id)
+        frame = self._give_up_id(call)
         if frame is not None:
             self._send(frame)
             self._settle(call, None, error)
+
+    def _give_up_id(self, call: OutboundCall) -> bytes | None:
+        """What tells the peer, or None if the call is over; its id may linger for a late answer."""
+        late = self._protocol.calls.get(call.id, call) is not call
+        return None if late else self._protocol.abandon(call.id)
 
     def set_blocking(self, call: OutboundCall, *, blocking: bool) -> None:
         """Say that somebody waits for the answer of an open call from now on, or nobody any more."""

@@ -120,21 +120,28 @@ class _ClosingCall(_MarkedCall):
 class _NewSessionCall(FutureCall):
     """`session/new`: registers the session in the reader, since the next frame may be its update."""
 
-    __slots__ = ("make", "mark", "open", "session")
+    __slots__ = ("given_up", "make", "mark", "open", "session")
 
     def __init__(
-        self, future: asyncio.Future[Any], make: Callable[[v1_unstable.NewSessionResponse], Session]
+        self,
+        future: asyncio.Future[Any],
+        make: Callable[[v1_unstable.NewSessionResponse], Session],
+        given_up: Callable[[_NewSessionCall], None],
     ) -> None:
         super().__init__("session/new", future)
         self.make = make
         self.mark = 0
-        #: What came of it, and whether anything may come yet: the future says neither once its
+        #: Called where the answer may yet come; in the reader, since the next frame may be it.
+        self.given_up = given_up
+        #: What came of it, and whether it waits for its answer: the future says neither once its
         #: awaiter was cancelled.
         self.session: Session | None = None
         self.open = True
 
     def answered(self, result: Any, error: Exception | None) -> None:
-        self.open = isinstance(error, RequestTimeout)
+        self.open = False
+        if _given_up_here(error):
+            self.given_up(self)
         if error is None:
             try:
                 response = read_result(self.method, v1_unstable.NewSessionResponse, result)
@@ -148,11 +155,19 @@ class _NewSessionCall(FutureCall):
 class _LoadCall(_MarkedCall):
     """`session/load` or `session/resume`: what follows its answer in the stream is no replay."""
 
-    __slots__ = ("session",)
+    __slots__ = ("known", "open", "opened", "session")
 
-    def __init__(self, method: str, future: asyncio.Future[Any], session: Session) -> None:
+    def __init__(
+        self, method: str, future: asyncio.Future[Any], session: Session, *, known: bool
+    ) -> None:
         super().__init__(method, future, session.inbox)
         self.session = session
+        #: Whether the session was open before.
+        self.known = known
+        #: Whether it waits for its answer, and whether that was a good one: the future does not say
+        #: so once its awaiter was cancelled.
+        self.open = True
+        self.opened = False
 
     def can_wait(self) -> bool:
         """A history that somebody takes may be longer than any budget (DESIGN §4.4)."""
@@ -160,20 +175,35 @@ class _LoadCall(_MarkedCall):
         return inbox.consumed and inbox.held()[1] > inbox.connection.limits.queue_bytes
 
     def answered(self, result: Any, error: Exception | None) -> None:
-        self.session.load_ends()
+        if _given_up_here(error):
+            self.given_up()
+        else:
+            self.open, self.opened = False, error is None
+            self.session.load_ends()
+            self.session.peer.settle_forgotten(self.session)
         super().answered(result, error)
         if error is None and self.inbox.view is not None:
             self.session.view_opened(self.method, result)
+
+    def given_up(self) -> None:
+        """Nobody waits for the answer any more; what comes before it is not the next load's."""
+        if not self.open:
+            return
+        self.open = False
+        peer = self.session.peer
+        if self.id and not self.known and not peer.connection.closed:
+            peer.expect_late_load(self.session, self)
+        else:
+            self.session.load_ends()
 
 
 class _Load:
     """A load or resume that was sent."""
 
-    def __init__(self, peer: AgentPeer, session: Session, call: _LoadCall, *, known: bool) -> None:
+    def __init__(self, peer: AgentPeer, session: Session, call: _LoadCall) -> None:
         self.session = session
         self._peer = peer
         self._call = call
-        self._known = known
         self._before = session.cwd, session.additional_directories
 
     async def finish(self, result_type: Any) -> None:
@@ -182,6 +212,13 @@ class _Load:
         try:
             raw = await _settled(call, call.future)
             self.session.opened(read_result(call.method, result_type, raw))
+        except asyncio.CancelledError:
+            # The agent may have opened it already, and nobody will ever use it.
+            unwanted = call.opened and not call.known and not self.session.forgotten
+            self.abandon()
+            if unwanted:
+                self._peer.close_unwanted(self.session.session_id)
+            raise
         except BaseException:
             self.abandon()
             raise
@@ -198,14 +235,42 @@ class _Load:
 
     def abandon(self) -> None:
         """Give up: the agent is told, and a session that was new here is forgotten."""
-        session = self.session
-        self._peer.connection.abandon(self._call)
-        if not self._call.future.done():
-            self._call.future.cancel()
-        session.load_ends()
+        peer, session, call = self._peer, self.session, self._call
+        peer.connection.abandon(call)
+        if not call.future.done():
+            call.future.cancel()
         session.cwd, session.additional_directories = self._before
-        if not self._known:
-            self._peer.forget(session.session_id)
+        call.given_up()
+        if not call.known and not session.forgotten:
+            peer.forget(session.session_id)
+            peer.take_back(session.session_id)
+
+
+class _LateLoad(OutboundCall):
+    """A load or resume that is not waited for any more; its history ends where its answer stands."""
+
+    __slots__ = ("_over", "_session", "awaited")
+
+    def __init__(self, session: Session, method: str) -> None:
+        super().__init__(method, blocking=False)
+        self._session = session
+        #: Whether the session is to be opened again behind it.
+        self.awaited = False
+        self._over = session.inbox.connection.create_future()
+
+    def answered(self, result: Any, error: Exception | None) -> None:
+        """The late answer, or its absence."""
+        session, peer = self._session, self._session.peer
+        session.load_ends()
+        peer.late_load_ended(self, session)
+        self._over.set_result(None)
+        if error is None and not self.awaited and session.session_id not in peer.sessions:
+            peer.close_unwanted(session.session_id)
+
+    async def wait(self) -> None:
+        """Wait for that; it takes at most `Limits.cancel_backstop`."""
+        self.awaited = True
+        await asyncio.shield(self._over)
 
 
 class _LateNewSession(OutboundCall):
@@ -237,20 +302,24 @@ class SessionOpening(Once["Session"]):
     Awaiting sends the request and gives the `Session` once the agent has answered. `async with` sends
     it and gives the session at once, so that replayed history can be iterated (`session.replay()`)
     before the answer; leaving the block waits for the answer, and raises what is wrong with it.
+
+    One that is given up before its answer (a timeout, a cancellation, an error in the block) is over at
+    the agent only with that: the next load of the session is sent then, or after
+    `Limits.cancel_backstop`, unless it was open before. What is opened too late is closed again.
     """
 
-    def __init__(self, send: Callable[[], _Load], result_type: Any) -> None:
+    def __init__(self, send: Callable[[], Awaitable[_Load]], result_type: Any) -> None:
         self._send = send
         self._result_type = result_type
         self._load: _Load | None = None
 
     async def _run(self) -> Session:
-        load = self._send()
+        load = await self._send()
         await load.finish(self._result_type)
         return load.session
 
     async def __aenter__(self) -> Session:
-        self._load = self._send()
+        self._load = await self._send()
         return self._load.session
 
     async def __aexit__(
@@ -299,6 +368,7 @@ class AgentPeer(Peer, AgentCalls):
         self.unstable = unstable
         self._on_close = on_close
         self.sessions: dict[str, Session] = {}
+        self._late_loads: dict[str, _LateLoad] = {}
         self.transport = transport
         self._handlers = handlers
         self._router = ClientRouter(self, handlers)
@@ -468,23 +538,32 @@ class AgentPeer(Peer, AgentCalls):
                     msg = f"the agent gave a new session the id {session_id!r} of one in use"
                     raise RemoteProtocolError(msg)
                 self.forget(session_id)  # some agents make the id from the folder (quirk 28)
-            session = self._register(session_id, directory, more)
+                self.take_back(session_id)
+            try:
+                session = self._register(session_id, directory, more)
+            except LimitExceeded:  # several were asked for at once
+                self.close_unwanted(session_id)
+                raise
             session.opened(response)
             return session
 
         connection = self.connection
-        call = _NewSessionCall(connection.create_future(), make)
+
+        def given_up(call: _NewSessionCall) -> None:
+            """The agent may have opened it, or be about to, and nobody will ever use it."""
+            late = connection.limits.request_timeout or _LATE_ANSWER
+            connection.linger(call, _LateNewSession(self), late)
+
+        call = _NewSessionCall(connection.create_future(), make, given_up)
         connection.open_call(call, encode_checked(params), self._timeout("session/new", timeout))
         try:
             session: Session = await connection.answer_to(call)
             await session.inbox.settled(call.mark)
-        except (asyncio.CancelledError, RequestTimeout):
-            # The agent may have opened it, or be about to, and nobody will ever use it.
+        except asyncio.CancelledError:
             if call.session is not None:
                 self.close_unwanted(call.session.session_id)
             elif call.open and not connection.closed:
-                late = connection.limits.request_timeout or _LATE_ANSWER
-                connection.linger(call, _LateNewSession(self), late)
+                given_up(call)
             raise
         return session
 
@@ -518,13 +597,16 @@ class AgentPeer(Peer, AgentCalls):
 
     def close_unwanted(self, session_id: str) -> None:
         """Have the agent close a session that nobody waits for any more, if it closes any."""
-        self.forget(session_id)
+        if session_id in self.sessions:
+            self.forget(session_id)
+            self.take_back(session_id)
         self._router.drop_unknown(session_id)
         if not self.offers("sessionCapabilities.close"):
             log.info("session %s was opened too late, and this agent closes none", session_id)
             return
         log.info("session %s was opened too late, and is closed", session_id)
         call = FutureCall("session/close", self.connection.create_future())
+        call.blocking = False  # nobody waits for it, so it may be asked past a spent budget
         params = encode(v1.CloseSessionRequest(session_id=session_id))
         with suppress(AntiphonError):  # the link is about to go
             self.connection.open_call(call, params, self.connection.limits.request_timeout)
@@ -591,7 +673,8 @@ class AgentPeer(Peer, AgentCalls):
         row = self._row_of(params, "request")
         self._check_offered(row.name, params)
 
-        def send() -> _Load:
+        async def send() -> _Load:
+            await self.late_load_over(session_id)
             known = self.sessions.get(session_id)
             if known is not None and (known.turn is not None or known.winding_down is not None):
                 raise TurnInProgress(session_id)
@@ -599,8 +682,9 @@ class AgentPeer(Peer, AgentCalls):
                 msg = f"session {session_id!r} is being loaded"
                 raise LocalProtocolError(msg)
             session = known or self._register(session_id, directory, more)
-            call = _LoadCall(row.name, self.connection.create_future(), session)
-            load = _Load(self, session, call, known=known is not None)
+            future = self.connection.create_future()
+            call = _LoadCall(row.name, future, session, known=known is not None)
+            load = _Load(self, session, call)
             # What is served to the agent from now on is served within the new roots.
             session.cwd, session.additional_directories = directory, tuple(more)
             session.load_begins(replays=row.name == "session/load")
@@ -645,8 +729,9 @@ class AgentPeer(Peer, AgentCalls):
     async def close_session(self, session_id: str) -> None:
         """`session/close`: the agent cancels what runs and frees the session; its history stays.
 
-        Updates that nobody took are let go with an event, its subscriptions end. A session that the
-        agent does not know is closed, too.
+        Updates that nobody took are let go with an event, its subscriptions end. A turn that is open ends
+        with its answer, which the agent has `Limits.cancel_backstop` for; another prompt is refused
+        here. A session that the agent does not know is closed, too.
         """
         self._require("session/close", "sessionCapabilities.close")
         with self._letting_go(session_id):
@@ -750,9 +835,49 @@ class AgentPeer(Peer, AgentCalls):
             raise
 
     def forget(self, session_id: str) -> None:
-        """Let go of a session: its queues, its place in `sessions`."""
-        self.sessions.pop(session_id, None)
-        self._router.close_inbox(session_id)
+        """Let go of a session: its queues, its place in `sessions`.
+
+        A turn that is open gets what still comes up to its answer, for which the agent has the
+        back-stop; its questions are answered cancelled.
+        """
+        session = self.sessions.get(session_id)
+        if session is None:
+            return
+        connection, turn = self.connection, session.turn
+        if turn is not None:
+            self._router.cancel_permissions(session_id)
+            connection.set_blocking(turn, blocking=True)
+            turn.end_within(connection.limits.cancel_backstop)
+        del self.sessions[session_id]
+        session.inbox.let_go()
+        self.settle_forgotten(session)
+
+    def settle_forgotten(self, session: Session) -> None:
+        """Nothing more is delivered to a session that is forgotten, once nothing of it is open."""
+        if not session.forgotten or session.inbox.turn is not None or session.loading:
+            return
+        self._router.close_inbox(session.inbox)
+
+    def take_back(self, session_id: str) -> None:
+        """End what was lent to a session, without waiting for that."""
+        if not self.connection.closed:  # else `aclose` does
+            self.connection.create_task(self._handlers.sessions_closed([session_id]))
+
+    def expect_late_load(self, session: Session, call: _LoadCall) -> None:
+        """A load was given up: for as long as a turn's end would be, its answer is looked for."""
+        late = self._late_loads[session.session_id] = _LateLoad(session, call.method)
+        self.connection.linger(call, late, self.connection.limits.cancel_backstop)
+
+    def late_load_ended(self, late: _LateLoad, session: Session) -> None:
+        """That answer, or its absence."""
+        if self._late_loads.get(session.session_id) is late:
+            del self._late_loads[session.session_id]
+        self.settle_forgotten(session)
+
+    async def late_load_over(self, session_id: str) -> None:
+        """Wait until a load of that session that was given up is over, if there is one."""
+        while (late := self._late_loads.get(session_id)) is not None:
+            await late.wait()
 
     @staticmethod
     def _absolute(path: str | Path) -> str:
@@ -796,6 +921,12 @@ async def _settled(call: _MarkedCall, answer: Awaitable[Any]) -> Any:
         raise
     await call.settled()
     return raw
+
+
+def _given_up_here(error: Exception | None) -> bool:
+    """Whether a call failed before its answer was read, which may yet come."""
+    overdrawn = isinstance(error, LimitExceeded) and error.limit == "queue_bytes"
+    return overdrawn or isinstance(error, RequestTimeout)
 
 
 def _given(params: Any, name: str) -> Any:

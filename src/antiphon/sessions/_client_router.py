@@ -152,12 +152,11 @@ class ClientRouter(SideRouter):
         for inbox in self._inboxes.values():
             inbox.look()
 
-    def close_inbox(self, session_id: str) -> None:
-        """Stop delivering for a session; what nobody took is let go (DESIGN §4.4)."""
-        inbox = self._inboxes.pop(session_id, None)
-        if inbox is not None:
-            inbox.let_go()
-            inbox.end()
+    def close_inbox(self, inbox: Inbox) -> None:
+        """Stop delivering to it; another of that id is left alone."""
+        if self._inboxes.get(inbox.session_id) is inbox:
+            del self._inboxes[inbox.session_id]
+        inbox.end()
 
     # -------------------------------------------------------------- requests
 

@@ -272,6 +272,8 @@ class Inbox:
         "_early",
         "_early_bytes",
         "_full",
+        "_left_over",
+        "_let_go_sink",
         "_let_go_turn",
         "_observed",
         "_observers",
@@ -317,7 +319,11 @@ class Inbox:
         self._early_bytes = 0
         #: The folded state, once somebody has asked for it.
         self.view: SessionView | None = None
+        # The queue of a turn in which the session is being closed; and what stands in its place.
         self._let_go_turn: UpdateQueue | None = None
+        self._let_go_sink: Sink | None = None
+        # Queues that nothing more is put into, and that were not empty then.
+        self._left_over: list[UpdateQueue] = []
         self._full = False
 
     # -------------------------------------------------------------- the reader's side
@@ -368,26 +374,50 @@ class Inbox:
 
         What waits is let go with an event, and what still comes outside a turn is not kept.
         Observers and the view go on seeing everything. An open turn keeps its updates as long as the
-        budget lasts: it may be iterated to its end.
+        budget lasts: it may be iterated to its end. One that has ended is its holder's.
         """
-        for queue in (self.backlog, *self._subscribers):
+        replays = [queue for queue in self._left_over if queue.retired]
+        for queue in (self.backlog, *self._subscribers, *replays):
             if not isinstance(queue, _Folding):
                 self.forget(queue)
         self.backlog = Sink(self.connection)
         turn = self.turn
-        if turn is not None and not isinstance(turn, Sink) and self.connection.budget_spent:
+        if turn is not None and not isinstance(turn, Sink):
             self._let_go_turn = turn
+            self._let_turn_go(turn)
+
+    def _let_turn_go(self, turn: UpdateQueue) -> None:
+        """The turn of a session that is being closed shall not keep others from being read."""
+        if self.connection.budget_spent:
+            self.turn = self._let_go_sink = Sink(self.connection)
             self.forget(turn)
-            self.turn = Sink(self.connection)
 
     def keep(self) -> None:
         """Undo `let_go`: the session was not closed after all. Idempotent."""
         if isinstance(self.backlog, Sink):
             self.backlog = UpdateQueue(self.connection)
-        queue, self._let_go_turn = self._let_go_turn, None
-        if queue is not None and isinstance(self.turn, Sink):
-            self.report(self.turn.dropped)
-            self.turn = queue
+        turn, self._let_go_turn = self._let_go_turn, None
+        sink, self._let_go_sink = self._let_go_sink, None
+        # It may have ended meanwhile, and another have begun.
+        if sink is not None and self.turn is sink:
+            self.report(sink.dropped)
+            self.turn = turn
+
+    def turn_ended(self) -> UpdateQueue | None:
+        """What comes now belongs to no turn; returns where its updates went."""
+        queue, self.turn = self.turn, None
+        self.label = "session"
+        if queue is not None:
+            self._leave_over(queue)
+            if isinstance(queue, Sink):
+                self.report(queue.dropped)
+        return queue
+
+    def _leave_over(self, queue: UpdateQueue) -> None:
+        """Nothing more is put into it, but what waits there still counts."""
+        self._left_over = [other for other in self._left_over if other.held[0]]
+        if queue.held[0] and queue not in self._left_over:
+            self._left_over.append(queue)
 
     def report(self, dropped: int) -> None:
         """Say that updates were let go."""
@@ -397,7 +427,7 @@ class Inbox:
     # -------------------------------------------------------------- how much waits
 
     def _queues(self) -> list[UpdateQueue]:
-        queues = [self.backlog, *self._subscribers]
+        queues = [self.backlog, *self._subscribers, *self._left_over]
         queues += [queue for queue in (self.turn, self._observed) if queue is not None]
         return queues
 
@@ -416,6 +446,8 @@ class Inbox:
         Once; again only after less than half of it was waiting. While the connection's budget
         lasts, nothing else happens.
         """
+        if self.turn is not None and self.turn is self._let_go_turn:
+            self._let_turn_go(self.turn)
         updates, size = self.held()
         limits = self.connection.limits
         if not self._full:
@@ -471,6 +503,7 @@ class Inbox:
                 chosen.put(update, len(update.frame))
             if self.label != "replay":
                 queue.retired, queue.until = True, self.received
+                self._leave_over(queue)
                 return Subscription(self, queue)
             self._replays.append(queue)
         self._subscribers.append(queue)
@@ -482,12 +515,15 @@ class Inbox:
             queue.retired, queue.until = True, self.received
         if queue in self._subscribers:
             self._subscribers.remove(queue)
+            self._leave_over(queue)
         queue.wake()
 
     def forget(self, queue: UpdateQueue) -> None:
         """Retire a consumer's queue and let go of what is in it, with an event. Idempotent."""
         self.retire(queue)
         self.report(queue.discard())
+        if queue in self._left_over:
+            self._left_over.remove(queue)
 
     def fold(self, view: SessionView) -> None:
         """Fold what comes into `view`, and what waited for the first consumer before it."""
@@ -540,7 +576,8 @@ class Inbox:
 
     async def _show(self, queue: UpdateQueue) -> None:
         """Hand updates to the observers, one at a time."""
-        _observing.set((*_observing.get(), self))
+        # Whoever asked for it, an observer of another session perhaps, does not wait for this one.
+        _observing.set((self,))
         task = asyncio.current_task()
         try:
             # Without observers, what comes is for the next who asks.

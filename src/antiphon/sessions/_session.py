@@ -187,18 +187,16 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         if self._backstop is not None:
             self._backstop.cancel()
         self._listen_no_more()
-        left, inbox.turn = inbox.turn, None
-        if isinstance(left, Sink):
-            inbox.report(left.dropped)
+        left = inbox.turn_ended()
         self._whole = left is not None and left is self._queue and not left.retired
-        inbox.label = "session"
         self.session.turn = None
-        if inbox.view is not None:
-            inbox.view.end_turn(_stop_reason(result))
         if self._queue is not None:
             self._queue.wake()
         if self._over is not None and not self._over.done():
             self._over.set_result(None)
+        if inbox.view is not None:
+            inbox.view.end_turn(_stop_reason(result))
+        self.session.peer.settle_forgotten(self.session)
 
     # -------------------------------------------------------------- the user's side
 
@@ -213,7 +211,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
 
         Raises:
             TurnInProgress: the session has an open turn.
-            LocalProtocolError: it is being loaded, or this prompt was sent already.
+            LocalProtocolError: it is being loaded, or was closed; or this prompt was sent already.
             CapabilityError: the agent does not take such content.
             ConnectionClosed: the link is gone.
         """
@@ -225,6 +223,10 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             raise TurnInProgress(session.session_id)
         if session.loading:
             msg = f"session {session.session_id!r} is being loaded"
+            raise LocalProtocolError(msg)
+        if session.forgotten and not session.inbox.connection.closed:
+            # Its updates would reach nobody.
+            msg = f"session {session.session_id!r} was closed here; load or resume it"
             raise LocalProtocolError(msg)
         check_prompt_content(self.params.prompt, session.peer.tree)
         inbox, connection = session.inbox, session.inbox.connection
@@ -244,6 +246,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             inbox.turn = self._queue = session.turn = None
             inbox.label = "session"
             raise
+        if self.ended:  # the link was found to be gone
+            return
         if self._silence is not None:
             session.watch = SilenceWatch(self, self._silence)
         if inbox.view is not None:
@@ -402,13 +406,13 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
 class _WindingDown(OutboundCall):
     """A turn that timed out here and is not known to have ended at the agent."""
 
-    __slots__ = ("_over", "_session", "_sink")
+    __slots__ = ("_over", "_session")
 
     def __init__(self, session: Session) -> None:
         super().__init__("session/prompt", blocking=False)
         inbox = session.inbox
         self._session = session
-        self._sink = inbox.turn = Sink(inbox.connection)
+        inbox.turn = Sink(inbox.connection)
         self._over = inbox.connection.create_future()
         inbox.label = "turn"
 
@@ -416,12 +420,11 @@ class _WindingDown(OutboundCall):
         """The agent has stopped, or is given up."""
         session, inbox = self._session, self._session.inbox
         session.winding_down = None
-        inbox.turn = None
-        inbox.label = "session"
+        inbox.turn_ended()
+        self._over.set_result(None)
         if inbox.view is not None:
             inbox.view.end_turn()
-        self._over.set_result(None)
-        inbox.report(self._sink.dropped)
+        session.peer.settle_forgotten(session)
 
     async def wait(self) -> None:
         """Wait for that; it takes at most `Limits.cancel_backstop`."""
@@ -706,6 +709,11 @@ class Session:
         await self.peer.close_session(self.session_id)
 
     # -------------------------------------------------------------- for the peer
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether it was closed here, or another has its id."""
+        return self.peer.sessions.get(self.session_id) is not self
 
     @property
     def loading(self) -> bool:

@@ -124,6 +124,7 @@ class ToolCallView(msgspec.Struct, kw_only=True, eq=False):
     terminals: list[str] = msgspec.field(default_factory=list[str])
     cancelled: bool = False
     meta: dict[str, Any] | None = None
+    _embedded: set[str] = msgspec.field(default_factory=set[str])  # the same ids, to look them up
 
     @property
     def is_over(self) -> bool:
@@ -144,7 +145,8 @@ class ToolCallView(msgspec.Struct, kw_only=True, eq=False):
         if isinstance(call.content, list):
             self.content = call.content
             for item in call.content:
-                if isinstance(item, v1.Terminal) and item.terminal_id not in self.terminals:
+                if isinstance(item, v1.Terminal) and item.terminal_id not in self._embedded:
+                    self._embedded.add(item.terminal_id)
                     self.terminals.append(item.terminal_id)
         if isinstance(call.locations, list):
             self.locations = call.locations
