@@ -167,10 +167,14 @@ def test_timeout_shows_what_the_agent_wrote_in_place_of_an_answer() -> None:
 
 
 def test_timeout_bounds_the_end_of_a_run_too() -> None:
-    ran = antiphon("prompt", "--json", "--timeout", "1", "--agent", odd("lingers"), "x")
+    # On a busy machine the turn itself may need more than that; then the limit is another.
+    for limit in (1, 2, 4, 8):
+        ran = antiphon("prompt", "--json", "--timeout", f"{limit}", "--agent", odd("lingers"), "x")
+        if ran.code != 5:
+            break
 
     assert ran.code == 0
-    assert ran.seconds < 4
+    assert ran.seconds < limit + 3
 
 
 def test_timeout_bounds_reading_the_prompt() -> None:
@@ -203,8 +207,10 @@ def test_silence_of_the_agent_has_a_limit_of_its_own() -> None:
         (["--agent", "", "x"], "empty"),
         (["--cwd", "/no/such/folder", "x"], "does not exist"),
         (["--cwd", os.devnull, "x"], "is no folder"),
-        (["--timeout", "soon", "x"], "number of seconds"),
-        (["--timeout", "0", "x"], "number of seconds"),
+        (["--timeout", "soon", "x"], "--timeout: 'soon' is no number of seconds above 0"),
+        (["--timeout", "0", "x"], "--timeout: '0' is no number of seconds above 0"),
+        (["--silence", "0", "x"], "--silence: '0' is no number of seconds above 0"),
+        (["--silence", "inf", "x"], "--silence: 'inf' is no number of seconds above 0"),
         (["--permissions", "maybe", "x"], "invalid choice"),
         (["--record", "/no/such/folder/x", "x"], "--record"),
         (["--env", "NAME", "x"], "--env 'NAME' is no NAME=VALUE"),
