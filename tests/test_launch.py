@@ -68,6 +68,20 @@ def test_a_relative_path_is_taken_from_the_working_directory(tmp_path: Path) -> 
     assert failure(["./agent"], cwd=tmp_path) == f"the command {path!r} is not executable"
 
 
+def test_a_path_is_shown_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = script(tmp_path, "echo\n", mode=0o644)
+    monkeypatch.chdir(tmp_path)
+
+    assert failure(["./agent"]) == "the command './agent' is not executable"
+    assert failure([f"{tmp_path}/./agent"], cwd="/") == (
+        f"the command '{tmp_path}/./agent' is not executable"
+    )
+    Path(path).chmod(0o755)
+    assert failure(["./agent"]) == (
+        "the command './agent' is neither a program for this system nor a script"
+    )
+
+
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_file_that_is_not_executable_says_so(tmp_path: Path, by_name: bool) -> None:
     path = script(tmp_path, "#!/bin/sh\n", mode=0o644)
@@ -304,6 +318,15 @@ def test_a_policy_is_a_word_or_a_mapping(monkeypatch: pytest.MonkeyPatch) -> Non
     assert environment({}) == {}
     with pytest.raises(ValueError, match="not 'inherits'"):
         environment("inherits")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("odd", [5, ["TOKEN=secret"], {"TOKEN"}, b"inherit", object()])
+def test_an_environment_of_another_type_is_refused_with_what_it_may_be(odd: Any) -> None:
+    with pytest.raises(TypeError, match='env is None, "inherit", "essential" or a mapping') as told:
+        environment(odd)
+
+    assert type(odd).__name__ in str(told.value)
+    assert "TOKEN" not in str(told.value)
 
 
 def test_a_mapping_is_copied() -> None:

@@ -14,13 +14,14 @@ import re
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from antiphon._errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     StrPath = str | os.PathLike[str]
 
@@ -146,11 +147,20 @@ def explain(
         if Path(command).name != command:
             return f"the command {command!r} does not exist"
         return f"the command {command!r} was not found on PATH"
+    shown = _shown(command, path, cwd)
     if path.is_dir():
-        return f"the command {str(path)!r} is a directory"
+        return f"the command {shown!r} is a directory"
     if not os.access(path, os.X_OK):
-        return f"the command {str(path)!r} is not executable"
-    return _explain_program(path, error.errno, text)
+        return f"the command {shown!r} is not executable"
+    return _explain_program(path, shown, error.errno, text)
+
+
+def _shown(command: str, path: Path, cwd: StrPath | None) -> str:
+    """A path as it was given, which is what its writer looks for; else where it was found."""
+    found_elsewhere = Path(command).name == command or (
+        cwd is not None and not Path(command).is_absolute()
+    )
+    return str(path) if found_elsewhere else command
 
 
 def _explain_cwd(cwd: Path) -> str | None:
@@ -177,24 +187,24 @@ def _locate(command: str, cwd: StrPath | None, env: Mapping[str, str] | None) ->
     return next((path for path in found if os.access(path, os.X_OK)), found[0] if found else None)
 
 
-def _explain_program(path: Path, number: int, text: str) -> str:
+def _explain_program(path: Path, shown: str, number: int, text: str) -> str:
     first = b""
     with contextlib.suppress(OSError), path.open("rb") as file:
         first = file.readline(512)
     if first.startswith(b"#!"):
         words = first[2:].rstrip(b"\n").split(None, 1)
         if not words:
-            return f"the script {str(path)!r} names no interpreter after its #!"
+            return f"the script {shown!r} names no interpreter after its #!"
         interpreter = words[0].decode("utf-8", "replace")
         # A script with CRLF line ends asks for an interpreter whose name ends in CR.
         if first.endswith(b"\r\n") and len(words) == 1:
             interpreter += "\r"
-        return f"the interpreter {interpreter!r} of the script {str(path)!r} cannot be run: {text}"
+        return f"the interpreter {interpreter!r} of the script {shown!r} cannot be run: {text}"
     if number == errno.ENOEXEC:
-        return f"the command {str(path)!r} is neither a program for this system nor a script"
+        return f"the command {shown!r} is neither a program for this system nor a script"
     if number == errno.ENOENT:
-        return f"the command {str(path)!r} exists, but a loader or library it names does not"
-    return f"cannot start {str(path)!r}: {text}"
+        return f"the command {shown!r} exists, but a loader or library it names does not"
+    return f"cannot start {shown!r}: {text}"
 
 
 # ---------------------------------------------------------------------- environment
@@ -218,15 +228,20 @@ def environment(policy: Environment) -> dict[str, str] | None:
     Raises:
         ValueError: another word; a name that is empty or has a "=" or a NUL in it, a value with a
             NUL; on Windows, two names that differ in case only. No text shows a value.
-        TypeError: a name or value that is no string.
+        TypeError: neither None nor a word nor a mapping; a name or value that is no string.
     """
     if policy is None or policy == "inherit":
         return None
     if policy == "essential":
         return inherit_env()
+    takes = 'env is None, "inherit", "essential" or a mapping of names to values'
     if isinstance(policy, str):
-        msg = f'env is "inherit", "essential" or a mapping of names to values, not {policy!r}'
+        msg = f"{takes}, not {policy!r}"
         raise ValueError(msg)  # noqa: TRY004  (a word of the right type)
+    if not isinstance(policy, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        # Its type alone: the values of an environment are in no text.
+        msg = f"{takes}, not a value of type {type(policy).__name__}"
+        raise TypeError(msg)
     return _checked(policy)
 
 

@@ -229,21 +229,27 @@ def _demo_agent(options: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 < value < float("inf"):
-        raise ValueError
+        msg = f"{text!r} is no number of seconds above 0, such as 600 or 0.5"
+        raise argparse.ArgumentTypeError(msg)
     return value
 
 
 def _pace(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 <= value <= 60:
-        raise ValueError
+        msg = f"{text!r} is no number of seconds from 0 to 60"
+        raise argparse.ArgumentTypeError(msg)
     return value
 
 
-# argparse names the type in its message: "invalid number of seconds value: 'x'".
-_seconds.__name__ = _pace.__name__ = "number of seconds"
+def _number(text: str) -> float:
+    """NaN, which is within no bounds, for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def _refuse(message: str, *, as_json: bool) -> int:
