@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import socket
 import sys
@@ -95,6 +96,16 @@ def test_the_result_and_the_exception_are_those_of_the_coroutine() -> None:
     assert run_virtual(seven()) == 7
     with pytest.raises(ZeroDivisionError):
         run_virtual(wrong())
+
+
+async def test_within_a_running_loop_it_is_refused_and_leaves_nothing_to_warn_of() -> None:
+    main = asyncio.sleep(5)
+
+    with pytest.raises(RuntimeError, match="a loop is running already"):
+        run_virtual(main)
+
+    assert inspect.getcoroutinestate(main) == inspect.CORO_CLOSED
+    assert await asyncio.to_thread(lambda: run_virtual(asyncio.sleep(5, "done"))) == "done"
 
 
 def test_a_deadlock_is_an_error_that_names_the_tasks_and_where_they_wait() -> None:

@@ -181,7 +181,15 @@ def run_virtual(
 
     Raises:
         Stuck: nothing can happen any more, or a bound was passed. The tasks have been cancelled.
+        RuntimeError: called where a loop is running already.
     """
+
+    if asyncio._get_running_loop() is not None:
+        main.close()
+        msg = (
+            "a loop is running already; run_virtual is for tests that are no coroutines themselves"
+        )
+        raise RuntimeError(msg)
 
     def loop() -> VirtualTimeLoop:
         return VirtualTimeLoop(bound=bound, patience=patience)
