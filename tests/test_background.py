@@ -359,3 +359,47 @@ def test_the_log_says_nothing_of_an_orderly_life(caplog: pytest.LogCaptureFixtur
 
     records: list[logging.LogRecord] = caplog.records
     assert not [record for record in records if record.name == "antiphon.sync"]
+
+
+def test_an_interrupt_before_the_call_was_begun_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resident = Resident(Guest().stay())
+    guest = resident.open()
+    post = resident.post
+    try:
+
+        def interrupted(act: Callable[[], object]) -> None:
+            monkeypatch.setattr(resident, "post", post)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(resident, "post", interrupted)
+        ended = threading.Timer(BOUND / 2, resident.stop)  # or it would wait for ever
+        ended.start()
+        with pytest.raises(KeyboardInterrupt):
+            resident.call(guest.hang())
+        ended.cancel()
+        ended.join()
+        assert guest.log == ["came"]
+    finally:
+        resident.close()
+
+
+def test_a_signal_handler_may_call_at_whatever_its_own_thread_is() -> None:
+    resident = Resident(Guest().stay())
+    guest = resident.open()
+    found: list[threading.Thread] = []
+
+    def wait() -> None:
+        with resident._condition:  # as a handler finds it between two looks
+            found.append(resident.call(guest.thread()))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(BOUND / 4)
+    try:
+        assert found == threads()
+    finally:
+        if not found:
+            resident._condition.release()
+        resident.close()

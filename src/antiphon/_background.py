@@ -132,9 +132,11 @@ class _Call(Generic[T]):
                 self.condition.notify_all()
 
     def cancel(self) -> None:
-        """Cancel the coroutine; called on the loop, after it was begun."""
+        """Cancel the coroutine, or give it up if it was never begun; called on the loop."""
         if self.task is not None:
             self.task.cancel()
+        else:
+            self.settle(None, _closed())
 
     def result(self) -> T:
         error, self.error = self.error, None
@@ -194,7 +196,8 @@ class Resident(Generic[T]):
 
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
         self._manager = manager
-        self._condition = threading.Condition(threading.Lock())
+        # Reentrant: a signal handler may call while its own thread is looking around in `_wait`.
+        self._condition = threading.Condition(threading.RLock())
         self._questions: deque[_Question] = deque()
         self._background: Background | None = None
         self._task: asyncio.Task[None] | None = None
@@ -258,6 +261,8 @@ class Resident(Generic[T]):
         except BaseException:
             self.post(call.cancel)
             self._wait(call, asking=False)
+            if call.task is None:
+                work.close()  # the interrupt came before it was begun
             raise
         if not call.done:
             work.close()  # the loop ended before it could begin
@@ -330,8 +335,10 @@ class Resident(Generic[T]):
                     self._condition.wait(_STEP)
                 if call.done or self._ended:
                     return
-                question = self._questions.popleft()
-            question.answer()
+                # A signal handler that called meanwhile may have answered it.
+                question = self._questions.popleft() if self._questions else None
+            if question is not None:
+                question.answer()
 
     def wait_ended(self, seconds: float | None = None) -> None:
         """Wait until everything of it is gone, the thread included if it was the last."""
