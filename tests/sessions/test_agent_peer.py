@@ -1442,3 +1442,82 @@ async def test_a_load_that_fails_after_its_session_was_closed_leaves_the_next_on
         session = await second
         assert peer.sessions == {"s": session}
         assert (await anext(session.updates())).text == "x"
+
+
+async def answers_all(raw: RawPeer, given: list[str]) -> None:
+    """Answer whatever comes, with updates before and behind; `given` gets the ids of new sessions."""
+    for seen in range(1_000_000):
+        while len(raw.frames) <= seen:
+            await asyncio.sleep(0)
+        frame = raw.frames[seen]
+        method, session_id = frame.get("method"), frame.get("params", {}).get("sessionId", "")
+        around: list[list[str]] = [[], []]
+        answer: dict[str, Any] = {}
+        match method:
+            case "session/new":
+                session_id = f"n{len(given)}"
+                given.append(session_id)
+                answer, around = named(session_id), [["early"], ["behind"]]
+            case "session/load":
+                around = [["one", "two"], ["behind"]]
+            case "session/prompt":
+                answer, around = {"stopReason": "end_turn"}, [["a", "b"], ["tail"]]
+            case _:
+                pass
+        if "id" in frame and method is not None:
+            before, behind = ([raw.update(session_id, text) for text in part] for part in around)
+            raw.send(*before, result(frame, answer), *behind)
+
+
+@pytest.mark.parametrize("what", ["new", "load", "replay", "prompt", "iterate", "close"])
+async def test_a_task_that_is_cancelled_at_any_step_leaves_nothing_open(what: str) -> None:
+    async def act(peer: AgentPeer, session: Session) -> None:
+        match what:
+            case "new":
+                await peer.new_session(cwd="/")
+            case "load":
+                await peer.load_session("old")
+            case "replay":
+                async with peer.load_session("old") as old:
+                    assert texts([update async for update in old.replay()]) == ["one", "two"]
+            case "prompt":
+                await session.prompt("go")
+            case "iterate":
+                async with session.prompt("go") as turn:
+                    assert (await anext(turn)).text == "a"
+            case _:
+                await session.close()
+
+    async def settled(peer: AgentPeer) -> None:
+        for _ in range(4):
+            await peer.request_extension("_x/ping")
+
+    for step in range(25):
+        async with raw_agent(None, EVERYTHING) as (peer, raw):
+            given: list[str] = []
+            answering = asyncio.create_task(answers_all(raw, given))
+            session = await peer.new_session(cwd="/")
+            acting = asyncio.create_task(act(peer, session))
+            for _ in range(step):
+                await asyncio.sleep(0)
+            acting.cancel()
+            await asyncio.wait([acting])
+            await settled(peer)
+
+            assert not peer.connection.protocol.calls
+            # What the agent has open is known here.
+            ended = {frame["params"]["sessionId"] for frame in raw.sent("session/close")}
+            opened_there = {*given, *(["old"] if raw.sent("session/load") else [])}
+            assert opened_there - ended <= set(peer.sessions)
+            if what != "close":  # one that was given up may have been closed all the same
+                assert opened_there - ended == set(peer.sessions)
+                assert texts((await session.prompt("next")).updates) == ["a", "b"]
+            if "old" not in peer.sessions:
+                async with peer.load_session("old") as old:
+                    assert texts([update async for update in old.replay()]) == ["one", "two"]
+            await settled(peer)
+            for each in list(peer.sessions.values()):
+                await each.close()
+            assert peer.connection.queued_bytes == 0
+            answering.cancel()
+            await asyncio.wait([answering])
