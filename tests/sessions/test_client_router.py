@@ -626,11 +626,21 @@ async def test_too_many_of_them_push_out_the_oldest_and_that_is_said(
             assert [(await anext(updates)).text for _ in range(2)] == expected
 
 
+async def test_a_flood_of_them_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with raw_agent(limits=Limits(unknown_session_updates=4)) as (_, raw):
+        raw.send(*(raw.update("ghost", "x") for _ in range(1004)))
+        await raw.round_trip()
+
+    lost = [record.__dict__["acp_facts"]["lost"] for record in caplog.records]
+    assert lost == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
 async def test_they_are_bounded_in_bytes_as_well(caplog: pytest.LogCaptureFixture) -> None:
     async with raw_agent(limits=Limits(queue_bytes=10_000)) as (peer, raw):
         raw.send(*(raw.update("s", f"{n}" + "x" * 2000) for n in range(10)))
         await raw.round_trip()
-        assert len(caplog.records) == 6
+        lost = [record.__dict__["acp_facts"]["lost"] for record in caplog.records]
+        assert lost == [1, 2, 4]  # of six
         updates = (await opened(peer, raw, "s")).updates()
         assert [(await anext(updates)).text[0] for _ in range(4)] == ["6", "7", "8", "9"]
 

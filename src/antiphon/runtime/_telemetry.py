@@ -163,7 +163,10 @@ EVENTS: Final[dict[str, EventSpec]] = {
         "operational", INFO, "updates were not taken", ("session", "updates")
     ),
     "update_shed": EventSpec(
-        "operational", WARNING, "dropped an update of a session not known here", ("session",)
+        "operational",
+        WARNING,
+        "dropped updates of sessions not known here",
+        ("session", "lost"),
     ),
 }
 

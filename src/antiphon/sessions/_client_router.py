@@ -88,6 +88,7 @@ class ClientRouter(SideRouter):
         # (session id, update, frame), in the order they came.
         self._unknown: deque[tuple[str, Any, bytes]] = deque()
         self._unknown_bytes = 0
+        self._shed = 0
         self._permissions: dict[InboundCall, str] = {}
         #: Ids of sessions not known here that asked for a terminal: they have to be ended as well.
         self.strangers: set[str] = set()
@@ -120,7 +121,11 @@ class ClientRouter(SideRouter):
         ):
             lost, _, its_frame = unknown.popleft()
             self._unknown_bytes -= len(its_frame)
-            self._peer.connection.emit("update_shed", session=lost)
+            self._shed += 1
+            if (
+                self._shed & (self._shed - 1) == 0
+            ):  # the 1st, 2nd, 4th, …: a flood must not fill the log
+                self._peer.connection.emit("update_shed", session=lost, lost=self._shed)
 
     def open_inbox(self, session_id: str) -> Inbox:
         """Begin to deliver for a session, what came before it was known first."""
