@@ -998,3 +998,19 @@ def test_what_is_offered_is_called_as_with_async() -> None:
         }
         for kind, (original, more) in known.items():
             assert {name for name in public(kind) if not hasattr(original, name)} == more
+
+
+def test_a_prompt_that_was_forgotten_is_told_of() -> None:
+    with antiphon.sync.connect(InProcess(Script())) as agent:
+        session = agent.new_session(cwd=".")
+        with pytest.warns(RuntimeWarning, match="was neither run.. nor entered"):
+            session.prompt("forgotten")
+
+
+def test_a_prompt_for_which_it_is_too_late_is_not_called_forgotten() -> None:
+    with antiphon.sync.connect(InProcess(Script())) as agent:
+        session = agent.new_session(cwd=".")
+    with pytest.raises(ConnectionClosed):
+        session.prompt("too late").run()
+    with pytest.raises(ConnectionClosed), session.prompt("too late"):
+        pass

@@ -700,7 +700,8 @@ class PromptTurn(Iterator[Update]):
     wire order and ends after the last one; then `response`, `stop_reason` and `usage` are set. An
     error answer, a timeout or a lost connection is raised by the iteration, after the updates that
     came before it. Leaving the block earlier, by whatever exception, sends `session/cancel` and waits
-    for the answer, at most `Limits.cancel_backstop` seconds.
+    for the answer, at most `Limits.cancel_backstop` seconds. One that is neither run nor entered is
+    never sent, of which a `RuntimeWarning` tells.
 
     Attributes:
         session: whose turn it is.
@@ -715,6 +716,7 @@ class PromptTurn(Iterator[Update]):
         self._turn = turn
         # Between the loop and the caller: an interrupt in that moment loses nothing.
         self._taken: deque[Update] = deque()
+        turn.unsent = "session.prompt(…) was neither run() nor entered"
 
     def run(self) -> PromptOutcome:
         """Send the prompt and wait for the end of its turn: updates, response, `text`, `stop_reason`.
@@ -726,9 +728,11 @@ class PromptTurn(Iterator[Update]):
             RequestTimeout: the turn took longer than its `timeout`; it was cancelled.
             ConnectionClosed: the agent is gone.
         """
+        self._turn.unsent = ""
         return self._resident.call(_whole(self._turn))
 
     def __enter__(self) -> Self:
+        self._turn.unsent = ""
         try:
             self._resident.call(self._turn.__aenter__())
         except BaseException as error:

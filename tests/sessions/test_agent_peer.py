@@ -294,8 +294,8 @@ def prompting(mode: str, *content: Any) -> v1_unstable.NewSessionRequest:
 
 
 GATED: Calls = [
-    ("session/load", lambda p: p.load_session("s")._run(), "loadSession"),
-    ("session/resume", lambda p: p.resume_session("s")._run(), "sessionCapabilities.resume"),
+    ("session/load", lambda p: p.load_session("s"), "loadSession"),
+    ("session/resume", lambda p: p.resume_session("s"), "sessionCapabilities.resume"),
     ("session/list", lambda p: p.list_sessions(), "sessionCapabilities.list"),
     ("session/close", lambda p: p.close_session("s"), "sessionCapabilities.close"),
     ("session/delete", lambda p: p.delete_session("s"), "sessionCapabilities.delete"),
@@ -692,10 +692,21 @@ async def test_a_load_behind_what_another_session_leaves_lying_fails_past_the_ov
 
 async def test_a_load_is_not_sent_and_nothing_registered_until_it_is_used() -> None:
     async with raw_agent(capabilities=EVERYTHING) as (peer, raw):
-        peer.load_session("s")
+        opening = peer.load_session("s")
         assert peer.sessions == {}
         await raw.round_trip()
         assert raw.sent("session/load") == []
+        opening.close()
+
+
+@pytest.mark.parametrize("name", ["load_session", "resume_session"])
+async def test_a_load_that_was_forgotten_is_told_of(name: str) -> None:
+    async with raw_agent(capabilities=EVERYTHING) as (peer, _raw):
+        with pytest.warns(RuntimeWarning) as told:
+            getattr(peer, name)("s")
+    assert [str(warning.message) for warning in told] == [
+        f"agent.{name}(…) was never awaited or entered"
+    ]
 
 
 @pytest.mark.parametrize("form", ["await", "async with"])

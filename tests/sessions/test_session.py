@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import subprocess
+import sys
+import textwrap
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -1553,3 +1558,71 @@ async def test_a_turn_whose_session_is_closed_ends_although_the_agent_never_answ
         assert answer["result"] == {"outcome": {"outcome": "cancelled"}}
         with pytest.raises(RequestTimeout):
             await asking
+
+
+async def test_a_prompt_that_was_forgotten_is_told_of_where_it_was() -> None:
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        with pytest.warns(RuntimeWarning) as told:
+            session.prompt("forgotten")
+        await raw.round_trip()
+        assert raw.sent("session/prompt") == []
+    assert [str(warning.message) for warning in told] == [
+        "session.prompt(…) was never awaited or entered"
+    ]
+    assert told[0].filename == __file__
+
+
+async def test_a_prompt_that_was_begun_or_closed_is_not_told_of() -> None:
+    async def whole(turn: PromptTurn) -> None:
+        await turn
+
+    async def entered(turn: PromptTurn) -> None:
+        async with turn:
+            pass
+
+    async with raw_agent() as (peer, raw):
+        session = await opened(peer, raw)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            session.prompt("closed").close()
+            cut_off = asyncio.create_task(session.prompt("cancelled before its first step"))
+            cut_off.cancel()
+            await asyncio.wait([cut_off])
+            running = asyncio.create_task(session.prompt("sent"))
+            request = await raw.wait("session/prompt")
+            for begin in (whole, entered):
+                with pytest.raises(TurnInProgress):
+                    await begin(session.prompt("too early"))
+            raw.answer(request, {"stopReason": "end_turn"})
+            await running
+            del cut_off, running
+            gc.collect()
+        assert told == []
+        assert len(raw.sent("session/prompt")) == 1
+
+
+def test_a_prompt_that_the_interpreter_s_end_finds_is_not_told_of() -> None:
+    program = """
+        import asyncio
+        from antiphon.testing import raw_agent
+
+        async def main():
+            async with raw_agent() as (peer, raw):
+                opening = asyncio.create_task(peer.new_session(cwd="/"))
+                raw.answer(await raw.wait("session/new"), {"sessionId": "s1"})
+                return (await opening).prompt("kept to the end")
+
+        kept = asyncio.run(main())
+        print(kept.unsent)
+    """
+
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+
+    assert ran.stdout == "session.prompt(…) was never awaited or entered\n"
+    assert ran.stderr == ""

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from antiphon.core import Limits
     from antiphon.runtime import TelemetryEvent
+    from antiphon.schema import Method
     from antiphon.sessions._inbox import Inbox
     from antiphon.transports import Transport
 
@@ -308,10 +309,12 @@ class SessionOpening(Once["Session"]):
     `Limits.cancel_backstop`, unless it was open before. What is opened too late is closed again.
     """
 
-    def __init__(self, send: Callable[[], Awaitable[_Load]], result_type: Any) -> None:
+    def __init__(self, send: Callable[[], Awaitable[_Load]], row: Method) -> None:
         self._send = send
-        self._result_type = result_type
+        self._result_type = row.result
         self._load: _Load | None = None
+        name = row.name.removeprefix("session/")
+        self.unsent = f"agent.{name}_session(…) was never awaited or entered"
 
     async def _run(self) -> Session:
         load = await self._send()
@@ -319,6 +322,7 @@ class SessionOpening(Once["Session"]):
         return load.session
 
     async def __aenter__(self) -> Session:
+        self.unsent = ""
         self._load = await self._send()
         return self._load.session
 
@@ -697,7 +701,7 @@ class AgentPeer(Peer, AgentCalls):
                 raise
             return load
 
-        return SessionOpening(send, row.result)
+        return SessionOpening(send, row)
 
     async def list_sessions(
         self, *, cwd: str | Path | None = None, cursor: str | None = None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
@@ -65,33 +67,50 @@ T_co = TypeVar("T_co", covariant=True)
 class Once(Coroutine[Any, Any, T_co]):
     """Something that can be awaited, and given to `asyncio.create_task` or a `TaskGroup`, once.
 
-    Unlike a coroutine it begins nothing and warns of nothing when it is made and not awaited.
+    As a coroutine, it begins nothing when it is made, and a `RuntimeWarning` tells of one that was
+    forgotten: neither begun nor closed.
     """
 
+    #: What to warn of where it is forgotten; empty from then on that it is not.
+    unsent: str = ""
     _running: Coroutine[Any, Any, T_co] | None = None
 
     def _run(self) -> Coroutine[Any, Any, T_co]:
         raise NotImplementedError
 
+    def _start(self) -> Coroutine[Any, Any, T_co]:
+        self.unsent = ""
+        return self._run()
+
     def __await__(self) -> Generator[Any, None, T_co]:
-        return self._run().__await__()
+        return self._start().__await__()
 
     def send(self, value: Any, /) -> Any:
         """For the task that runs it."""
         if self._running is None:
-            self._running = self._run()
+            self._running = self._start()
         return self._running.send(value)
 
     def throw(self, *error: Any) -> Any:
         """For the task that runs it."""
         if self._running is None:
-            self._running = self._run()
+            self._running = self._start()
         return self._running.throw(*error)
 
     def close(self) -> None:
-        """For the task that runs it."""
+        """For the task that runs it, and for who does not want it after all."""
+        self.unsent = ""
         if self._running is not None:
             self._running.close()
+
+    # Bound here, since the names of modules may be gone when the interpreter ends.
+    def __del__(
+        self,
+        _warn: Callable[..., None] = warnings.warn,
+        _ending: Callable[[], bool] = sys.is_finalizing,
+    ) -> None:
+        if self.unsent and not _ending():
+            _warn(self.unsent, RuntimeWarning, stacklevel=2, source=self)
 
 
 class PromptOutcome(msgspec.Struct, frozen=True):
@@ -128,7 +147,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
     error answer, a timeout or a lost connection is raised by the iteration, after the updates that
     came before it. Leaving the block earlier sends `session/cancel`, lets the rest go with an event
     and waits for the answer, at most `Limits.cancel_backstop` seconds; an error in its place is let go,
-    too. `asyncio.create_task(session.prompt(…))` runs it beside others.
+    too. `asyncio.create_task(session.prompt(…))` runs it beside others. One that is neither awaited nor
+    entered is never sent, of which a `RuntimeWarning` tells; `close()` says that this was meant.
 
     Attributes:
         response: the `PromptResponse`, None until the turn ended, and where none came.
@@ -161,6 +181,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         self._backstop: asyncio.TimerHandle | None = None  # since it was cancelled
         #: Whether `session/cancel` was sent: permission requests are answered cancelled from then on.
         self.cancelling = False
+        self.unsent = "session.prompt(…) was never awaited or entered"
 
     # -------------------------------------------------------------- the reader's side
 
@@ -357,6 +378,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         return PromptOutcome(updates, self.response)
 
     async def __aenter__(self) -> Self:
+        self.unsent = ""
         await self._begin()
         return self
 
