@@ -240,6 +240,42 @@ async def test_a_replay_ends_where_the_load_ended() -> None:
     assert link.queued_bytes == 0
 
 
+@pytest.mark.parametrize("consumer", ["observer", "subscription", "view"])
+async def test_a_replay_has_all_of_a_load_or_what_nobody_has_taken_after_it(consumer: str) -> None:
+    link, inbox = made()
+    other: Subscription | None = None
+    match consumer:
+        case "observer":
+            inbox.observe(lambda _: None)
+        case "subscription":
+            other = inbox.subscribe()
+        case _:
+            inbox.fold(SessionView())
+    inbox.label = "replay"
+    whole = inbox.subscribe(replay=True)
+    put(inbox, "old 0", "old 1")
+    inbox.load_ended()
+    assert await rest(whole) == ["old 0", "old 1"]
+    assert await rest(inbox.subscribe(replay=True)) == []
+    await ended(link, inbox)
+    if other is not None:
+        assert await rest(other) == ["old 0", "old 1"]
+
+
+async def test_a_subscription_shows_what_waits_in_it_and_whether_it_is_over() -> None:
+    link, inbox = made()
+    subscription, left = inbox.subscribe(), inbox.subscribe()
+    put(inbox, "a", "b")
+    await anext(subscription)
+    assert repr(subscription) == "<Subscription to session 's', open, 1 waiting>"
+    left.close()
+    assert repr(left) == "<Subscription to session 's', closed, 0 waiting>"
+    await ended(link, inbox)
+    assert repr(subscription) == "<Subscription to session 's', over, 1 waiting>"
+    assert await rest(subscription) == ["b"]
+    assert repr(subscription) == "<Subscription to session 's', closed, 0 waiting>"
+
+
 # ------------------------------------------------------------------ observers and marks
 
 

@@ -235,6 +235,12 @@ class Subscription(AsyncIterator[Update]):
         with suppress(RuntimeError):  # the loop is closed
             inbox.connection.call_soon_from_anywhere(lambda: inbox.forget(queue))
 
+    def __repr__(self) -> str:
+        over = self._inbox.ended or self._queue.retired
+        state = "closed" if self._closed else "over" if over else "open"
+        waiting = f"{len(self._queue)} waiting"
+        return f"<Subscription to session {self._inbox.session_id!r}, {state}, {waiting}>"
+
     def __aiter__(self) -> Subscription:
         return self
 

@@ -683,7 +683,8 @@ class Session:
         """The history that `session/load` sends, ending where its answer stands in the stream.
 
         Call it before the answer is here, inside `async with agent.load_session(…)`; afterwards it
-        gives what is still there unseen.
+        gives what is still there unseen: nothing where an observer, another subscription or the view
+        has taken the history.
         """
         return self.inbox.subscribe(replay=True)
 
