@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import select
@@ -471,9 +472,47 @@ async def test_what_outlives_its_leader_is_guarded_until_it_is_gone(
     await child.end()
 
     assert calls[0].startswith("add")
-    # Before it is reaped, as long as its number is its own; then for the time of the sweep.
-    assert calls[1:] == ["remove zombie", "add gone", "remove gone"]
+    # Without a gap: the group keeps its number after its leader is reaped.
+    assert calls[1:] == ["remove gone"]
     os.close(fd)
+
+
+@pytest.mark.covers("FF-35")
+async def test_no_moment_of_an_ending_leaves_what_outlives_its_leader_unguarded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[set[int]] = []
+    remove = guard.remove
+
+    def members(group: int) -> set[int]:
+        found: set[int] = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getpgid(process.pid) == group and alive(process.pid):
+                    found.add(process.pid)
+        return found
+
+    def noted(group: int) -> None:
+        left.append(members(group))
+        remove(group)
+
+    monkeypatch.setattr(guard, "remove", noted)
+    child = await Child.start(
+        ["sh", "-c", "sh -c 'trap \"\" TERM; echo; sleep 60; sleep 60' & exec sleep 60"],
+        stdin="null",
+        stderr="null",
+    )
+    fd = child.take_stdout()
+    await asyncio.to_thread(os.read, fd, 1)
+    os.close(fd)
+    os.kill(child.pid, signal.SIGKILL)
+    await child.wait()
+    assert members(child.pid)
+
+    await child.end()
+
+    assert left
+    assert not any(left)
 
 
 async def test_a_forked_copy_of_us_holds_nothing_and_ends_nothing() -> None:

@@ -294,6 +294,7 @@ class Child:
         self._close_pidfd()
         if self._released.is_set():  # it had hung in the kernel when `end` gave it up
             self._reap()
+            guard.remove(self.pid)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -311,9 +312,11 @@ class Child:
     def _reap(self) -> None:
         if not self._reaped:
             self._reaped = True
-            guard.remove(self.pid)  # as long as the number is its own
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
+            # What is left of the group keeps its number, and must not be unguarded for a moment.
+            if not _group_lives(self.pid):
+                guard.remove(self.pid)
         # Popen would otherwise ask for a process that is no longer there.
         self._process.returncode = self._returncode
 
@@ -384,7 +387,6 @@ class Child:
                     return
         self._reap()
         if _group_lives(self.pid):
-            guard.add(self.pid)  # it has members: the number is still its own
             self.signal_group(signal.SIGTERM)
             left = STRAGGLER_GRACE
             while left > 0 and _group_lives(self.pid):
