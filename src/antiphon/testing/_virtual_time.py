@@ -183,7 +183,6 @@ def run_virtual(
         Stuck: nothing can happen any more, or a bound was passed. The tasks have been cancelled.
         RuntimeError: called where a loop is running already.
     """
-
     if asyncio._get_running_loop() is not None:
         main.close()
         msg = (
