@@ -59,6 +59,7 @@ async def test_what_a_guard_raises_passes_through() -> None:
 
 
 def test_an_operation_says_what_it_is_not() -> None:
+    assert OPERATION.requested is None
     assert OPERATION.command is None
     assert OPERATION.cwd is None
     assert OPERATION.env == {}

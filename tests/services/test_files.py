@@ -560,7 +560,59 @@ async def test_the_guard_is_asked_before_each_write_with_the_real_path(root: Pat
     await write(files, root / "l", "x")
     await read(files, root / "l")
     title, path = f"Write {root}/d/f", f"{root}/d/f"
-    assert asked == [Operation(kind="write", session_id="s", title=title, path=path)]
+    assert asked == [
+        Operation(kind="write", session_id="s", title=title, path=path, requested=f"{root}/l")
+    ]
+
+
+async def test_the_guard_is_asked_before_reads_only_if_that_is_wanted(root: Path) -> None:
+    (root / "f").write_text("text")
+    (root / "l").symlink_to("f")
+    asked: list[Operation] = []
+    assert await read(Files(root, guard=allow(asked)), root / "l") == "text"
+    assert asked == []
+    files = Files(root, guard=allow(asked), guard_reads=True)
+    assert await read(files, root / "l") == "text"
+    title, path = f"Read {root}/f", f"{root}/f"
+    assert asked == [
+        Operation(kind="read", session_id="s", title=title, path=path, requested=f"{root}/l")
+    ]
+
+
+async def test_a_read_that_is_not_allowed_does_not_tell_what_is_there(root: Path) -> None:
+    async def refuse(operation: Operation) -> bool:
+        return False
+
+    (root / "f").write_text("text")
+    (root / "d").mkdir()
+    files = Files(root, guard=refuse, guard_reads=True)
+    for name in ("f", "d", "none"):
+        assert await error_of(read(files, root / name)) == (
+            -32603,
+            "Permission denied",
+            {"reason": "permission_denied"},
+        )
+
+
+async def test_one_guard_can_be_put_before_a_service_that_has_none(root: Path) -> None:
+    (root / "f").write_text("text")
+    own: list[Operation] = []
+    policy: list[Operation] = []
+    files = Files(root)
+    files.guard_with(allow(policy), reads=True)
+    await read(files, root / "f")
+    await write(files, root / "f", "x")
+    assert [operation.kind for operation in policy] == ["read", "write"]
+    files = Files(root, guard=allow(own))
+    files.guard_with(allow(policy), reads=True)
+    await read(files, root / "f")
+    await write(files, root / "f", "x")
+    assert [operation.kind for operation in own] == ["write"]
+    assert len(policy) == 2
+    files = Files(root, guard_reads=True)
+    files.guard_with(allow(policy), reads=False)
+    await read(files, root / "f")
+    assert len(policy) == 3
 
 
 @pytest.mark.parametrize("answer", [False, None, 1, "yes"])

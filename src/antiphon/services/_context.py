@@ -34,26 +34,30 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent wants done, in the words in which a person or a rule decides it.
 
     Attributes:
-        kind: "write" for a file, "execute" for a command.
+        kind: "read" or "write" for a file, "execute" for a command.
         session_id: the session on whose behalf the agent asks.
         title: one line for a person. For a command it is the whole line that will run.
-        path: of a write: the file that will be written, every link resolved.
+        path: of a file: the one that will be read or written, every link resolved.
+        requested: of a file: the path as the agent wrote it. It is for showing; what is decided
+            is `path`.
         command: of a command: the argument list exactly as it will be run, shell included.
         cwd: of a command: the directory it will run in, every link resolved.
         env: of a command: what the agent adds to its environment. It can change the meaning of a
             command that looks harmless (`PATH`, `LD_PRELOAD`).
     """
 
-    kind: Literal["write", "execute"]
+    kind: Literal["read", "write", "execute"]
     session_id: str
     title: str
     path: str | None = None
+    requested: str | None = None
     command: list[str] | None = None
     cwd: str | None = None
     env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
-#: Asked before every write and every command; anything but True refuses.
+#: Asked before every write and every command, and before reads where that is wanted; anything but
+#: True refuses.
 Guard = Callable[[Operation], Awaitable[bool]]
 
 

@@ -18,7 +18,7 @@ import secrets
 import stat
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
 
@@ -71,6 +71,7 @@ class Files:
         allow_write: None asks the guard, and allows where there is none; True allows without
             asking; False refuses every write.
         guard: asked before each write (see `Operation`); anything but True refuses.
+        guard_reads: ask the guard before each read as well.
         create_parents: whether a write makes the missing directories above the file.
         read_bytes: the most that one read answers, in bytes of the file.
 
@@ -84,11 +85,13 @@ class Files:
         *roots: str | os.PathLike[str],
         allow_write: bool | None = None,
         guard: Guard | None = None,
+        guard_reads: bool = False,
         create_parents: bool = True,
         read_bytes: int = READ_BYTES,
     ) -> None:
         self.allow_write = allow_write
         self.guard = guard
+        self.guard_reads = guard_reads
         self.create_parents = create_parents
         self.read_bytes = read_bytes
         self._pins = Pins(roots)
@@ -98,6 +101,16 @@ class Files:
     def writable(self) -> bool:
         """Whether `fs.writeTextFile` should be advertised."""
         return self.allow_write is not False
+
+    def guard_with(self, guard: Guard, *, reads: bool) -> None:
+        """Let `guard` decide where none was given, and about reads too if `reads`.
+
+        A guard that was given stays, and what it is asked about. So one policy can be put before
+        every service of a client without taking a decision away from whoever made it.
+        """
+        if self.guard is None:
+            self.guard = guard
+            self.guard_reads = self.guard_reads or reads
 
     async def read_text_file(
         self, params: v1_unstable.ReadTextFileRequest, ctx: ServiceContext
@@ -110,13 +123,17 @@ class Files:
         Raises:
             RequestError: -32002 with `data.uri` where nothing exists; -32602 with the reasons of
                 `Roots.locate`, `not_a_regular_file`, `file_too_large`, `not_utf8` or
-                `line_invalid`; -32603 `io_error` with an errno's name for the rest.
+                `line_invalid`; -32603 `permission_denied` if the guard refused, `io_error` with
+                an errno's name for the rest.
 
         Cancelled, it stops reading within a chunk.
         """
         line = _count(params.line, 1)
         limit = _count(params.limit, None)
         with self._pins.roots(ctx).locate(params.path) as place:
+            if self.guard_reads:
+                # Asked first: a refusal by the guard does not tell what is there.
+                await self._ask("read", place, params.path, ctx)
             fd, status = _open_regular(place, params.path)
         window = _Window(fd, params.path, max(line or 1, 1), limit, self.read_bytes)
         if status.st_size <= INLINE_BYTES:
@@ -160,13 +177,7 @@ class Files:
             try:
                 await turn.wait()
                 if self.allow_write is None:
-                    title = f"Write {place.path}"
-                    await permit(
-                        self.guard,
-                        Operation(
-                            kind="write", session_id=ctx.session_id, title=title, path=place.path
-                        ),
-                    )
+                    await self._ask("write", place, params.path, ctx)
                 work = partial(_replace, place, content, params.path)
                 handed_over = True
                 if len(content) <= INLINE_BYTES:
@@ -179,6 +190,20 @@ class Files:
             if not handed_over:
                 place.close()
         return v1.WriteTextFileResponse()
+
+    async def _ask(
+        self, kind: Literal["read", "write"], place: Place, requested: str, ctx: ServiceContext
+    ) -> None:
+        await permit(
+            self.guard,
+            Operation(
+                kind=kind,
+                session_id=ctx.session_id,
+                title=f"{kind.capitalize()} {place.path}",
+                path=place.path,
+                requested=requested,
+            ),
+        )
 
     async def release_session(self, session_id: str) -> None:
         """Forget what the session's roots were pinned to. Idempotent, never suspended."""
