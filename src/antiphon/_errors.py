@@ -24,7 +24,7 @@
     │   └── SilenceTimeout        no sign of life in an open turn
     ├── LimitExceeded             one of the limits of `antiphon.Limits` was met
     ├── CapabilityError           the peer did not offer what the call needs; nothing was sent
-    ├── DeliveryGap               an update was lost or doubled inside this library: a bug of ours
+    ├── DeliveryGap               a turn lost updates to a close with the budget spent; else a bug of ours
     └── MissingExtra              an optional dependency is not installed (also an ImportError)
 
 Exceptions keep facts as attributes and compute their text from them. `RequestError` is the only one
@@ -377,7 +377,10 @@ class CapabilityError(AntiphonError):
 
 
 class DeliveryGap(AntiphonError):
-    """Fewer or more updates were delivered than received: an internal alarm, please report it.
+    """Fewer or more updates were delivered than received.
+
+    Raised where a turn ends whose updates were let go, because its session was being closed while the
+    connection's budget was spent (DESIGN §4.4). Anywhere else it is an internal alarm: please report it.
 
     Attributes:
         session_id: the session.

@@ -16,6 +16,7 @@ from antiphon import (
     AntiphonError,
     Client,
     ConnectionClosed,
+    DeliveryGap,
     Limits,
     RequestError,
     RequestTimeout,
@@ -50,6 +51,10 @@ class UserCall:
         self.number = number
         self.what = what
         self.observing = observing
+        #: Of a close: the session's.
+        self.session_id = ""
+        #: What the user's own code waits for in the middle of it.
+        self.inner: UserCall | None = None
         self.task: asyncio.Task[Any] | None = None
         self.left = False
         self.error: BaseException | None = None
@@ -166,6 +171,11 @@ class ClientWorld(World):
         self._closing: asyncio.Task[None] | None = None
         self._ended = False
 
+    @property
+    def _tight(self) -> bool:
+        """Whether the budget is spent all the time."""
+        return self._variant % 6 in (1, 2)
+
     def number(self) -> int:
         self._numbers += 1
         return self._numbers
@@ -248,8 +258,20 @@ class ClientWorld(World):
                 self._expect_cancelled(question)
         elif "id" in frame:
             ok = "error" not in frame
+            call = self.model.calls.get(frame["id"])
+            if ok and call is not None and call.method == "session/close" and not call.answered:
+                self._questions_end_with(call.session_id)
             result: dict[str, Any] = frame.get("result") or {}
             self.model.answered(frame["id"], ok=ok, result=result, now=now)
+
+    def _questions_end_with(self, session_id: str | None) -> None:
+        """A session is closed in the middle of a turn: nobody is asked for it any more."""
+        session = self.model.sessions.get(session_id or "")
+        if session is None or session.turn is None:
+            return
+        for question in self.questions.values():
+            if question.session_id == session_id and question.delivered:
+                self._expect_cancelled(question)
 
     def _is_cancelled(self, number: int) -> bool:
         return number in self._cancelled_turns
@@ -440,8 +462,10 @@ class ClientWorld(World):
         for call in self.calls:
             if call.task is None or call.task.done() or call.observing:
                 continue
-            model = self._model_of(call)
-            if model is None or model.mark is None:
+            inner = call.inner
+            if inner is not None and inner.task is not None and not inner.task.done():
+                continue  # which is looked at itself
+            if all(model.mark is None for model in self._models_of(call)):
                 self.violated(f"{call!r} still waits although the link is gone")
 
     # -------------------------------------------------------------- the user's steps
@@ -477,24 +501,28 @@ class ClientWorld(World):
         if call.error is None or isinstance(call.error, RequestError):
             self.visible(call)
 
-    def _model_of(self, call: UserCall) -> CallModel | None:
-        for model in self.model.calls.values():
-            if model.method == call.what and (
-                model.number == call.number or (model.number == -1 and call.what == "session/close")
-            ):
-                return model
-        return None
+    def _models_of(self, call: UserCall) -> list[CallModel]:
+        """Its request; of several closes of one session nothing tells which is which."""
+        return [
+            model
+            for model in self.model.calls.values()
+            if model.method == call.what
+            and (model.number, model.session_id or "")
+            in ((call.number, model.session_id or ""), (-1, call.session_id))
+        ]
 
     def visible(self, call: UserCall) -> None:
         """A response is seen: DESIGN §4.2 says what must have been delivered before."""
         self.sync()
-        model = self._model_of(call)
-        if model is None or model.mark is None:
+        models = self._models_of(call)
+        if all(model.mark is None for model in models):
             if call.what != "session/close":
                 self.violated(f"{call!r} has an answer that never came")
             return
-        if call.observing:
+        if call.observing or len(models) > 1:
             return
+        model = models[0]
+        assert model.mark is not None
         for consumer, count in model.mark:
             if consumer.observes:
                 if consumer.live and consumer.returned < count:
@@ -541,6 +569,7 @@ class ClientWorld(World):
             return
 
         async def close(call: UserCall) -> None:
+            call.session_id = session.session_id
             for consumer in model.consumers:
                 if not consumer.observes:  # let go before the request leaves, if it does
                     consumer.live = False
@@ -548,7 +577,7 @@ class ClientWorld(World):
             model.backlog = []
             if model.turn is not None:
                 model.turn.consumer.may_miss_the_rest = True
-                model.turn.consumer.may_have_a_hole = self._variant % 6 in (1, 2)
+                model.turn.consumer.may_have_a_hole = self._tight
             self._closing_of.add(session.session_id)
             await session.close()
             self.sessions.pop(session.session_id, None)
@@ -619,20 +648,27 @@ class ClientWorld(World):
         )[b % 8]
         self.start_call("session/prompt", lambda call: run(call, session, 1 + b % 3))
 
-    def _turn_of(self, call: UserCall) -> Consumer:
+    def _turn_of(self, call: UserCall, session: Session) -> Consumer:
         self.sync()
-        return self.model.turns[call.number].consumer
+        consumer = self.model.turns[call.number].consumer
+        consumer.may_have_a_hole |= self._tight and session.session_id in self._closing_of
+        return consumer
 
     async def _await_prompt(self, call: UserCall, session: Session, count: int) -> None:
         outcome = await session.prompt(str(call.number))
-        consumer = self._turn_of(call)
+        consumer = self._turn_of(call, session)
         for update in outcome.updates:
             self._see(consumer, update)
-        self._turn_is_complete(consumer)
+        self._turn_ended_well(consumer)
 
     def _turn_is_complete(self, consumer: Consumer) -> None:
         if fault := consumer.fault(complete=True):
             self.violated(fault)
+
+    def _turn_ended_well(self, consumer: Consumer) -> None:
+        """Without an error: then nothing is missing, not even of a session that was being closed."""
+        consumer.may_miss_the_rest = consumer.may_have_a_hole = False
+        self._turn_is_complete(consumer)
 
     async def _iterate_prompt(
         self,
@@ -646,18 +682,22 @@ class ClientWorld(World):
         try:
             prompt = session.prompt(str(call.number), timeout=timeout, silence=silence)
             async with prompt as turn:
-                consumer = self._turn_of(call)
+                consumer = self._turn_of(call, session)
                 if session.session_id in self.model.sessions:
                     self.model.sessions[session.session_id].heard_at = self.loop.time()
                 async for update in turn:
                     self._see(consumer, update)
         except asyncio.CancelledError:
             raise
+        except DeliveryGap:
+            if consumer is None or not consumer.may_have_a_hole:
+                self.violated(f"{call!r} has a gap that nothing has caused")
+            raise
         except AntiphonError:
             if consumer is not None:
                 self._turn_is_complete(consumer)
             raise
-        self._turn_is_complete(consumer)
+        self._turn_ended_well(consumer)
 
     async def _iterate_bounded_prompt(self, call: UserCall, session: Session, count: int) -> None:
         with suppress(RequestTimeout):
@@ -680,7 +720,7 @@ class ClientWorld(World):
 
     async def _leave_prompt(self, call: UserCall, session: Session, count: int) -> None:
         async with session.prompt(str(call.number)) as turn:
-            consumer = self._turn_of(call)
+            consumer = self._turn_of(call, session)
             async for update in turn:
                 self._see(consumer, update)
                 count -= 1
@@ -692,27 +732,27 @@ class ClientWorld(World):
 
     async def _call_while_iterating(self, call: UserCall, session: Session, count: int) -> None:
         async with session.prompt(str(call.number)) as turn:
-            consumer = self._turn_of(call)
+            consumer = self._turn_of(call, session)
             async for update in turn:
                 self._see(consumer, update)
                 if count:
                     count -= 1
-                    inner = self.start_call(
+                    call.inner = inner = self.start_call(
                         "session/set_mode", lambda call: session.set_mode(str(call.number))
                     )
                     assert inner.task is not None
                     await inner.task
-        self._turn_is_complete(consumer)
+        self._turn_ended_well(consumer)
 
     async def _cancel_while_iterating(self, call: UserCall, session: Session, count: int) -> None:
         async with session.prompt(str(call.number)) as turn:
-            consumer = self._turn_of(call)
+            consumer = self._turn_of(call, session)
             async for update in turn:
                 self._see(consumer, update)
                 count -= 1
                 if not count:
                     await turn.cancel()
-        self._turn_is_complete(consumer)
+        self._turn_ended_well(consumer)
 
     async def do_cancel(self, a: int, b: int) -> None:
         session = self.session_at(a)

@@ -1487,6 +1487,52 @@ async def test_a_turn_that_was_not_given_all_that_arrived_raises_an_alarm(form: 
         assert session.turn is None
 
 
+@pytest.mark.parametrize("closes", [1, 2])
+@pytest.mark.parametrize("how", ["iterated", "left"])
+@pytest.mark.parametrize("agreed", [False, True])
+async def test_a_turn_that_a_close_cut_with_the_budget_spent_ends_with_a_gap(
+    how: str,
+    closes: int,
+    agreed: bool,
+) -> None:
+    paused = asyncio.Event()
+
+    def hear(event: TelemetryEvent) -> None:
+        if event.name == "reading_paused":
+            paused.set()
+
+    capabilities = {"sessionCapabilities": {"close": {}}}
+    limits = Limits(queue_bytes=1000)
+    async with raw_agent(None, capabilities, limits=limits, telemetry=hear) as (peer, raw):
+        session = await opened(peer, raw)
+        prompt = session.prompt("x")
+        await prompt.__aenter__()
+        request = await raw.wait("session/prompt")
+        raw.send(*[raw.update("s1", str(number)) for number in range(8)])
+        await paused.wait()
+        closing = [asyncio.create_task(session.close()) for _ in range(closes)]
+        for count in range(1, closes + 1):
+            close = await raw.wait("session/close", count)
+            if agreed and count == closes:
+                raw.answer(close, {})
+            else:
+                raw.refuse(close, -32000)
+        errors = await asyncio.gather(*closing, return_exceptions=True)
+        assert [
+            error for error in errors if error is not None and not isinstance(error, RequestError)
+        ] == []
+        errors = await asyncio.gather(*closing, return_exceptions=True)
+        assert all(error is None or isinstance(error, RequestError) for error in errors)
+        raw.send(raw.update("s1", "late"), ends(request))
+        if how == "left":
+            await prompt.__aexit__(None, None, None)
+            assert prompt.stop_reason == "end_turn"
+        else:
+            with pytest.raises(DeliveryGap) as gap:
+                await texts(prompt)
+            assert (gap.value.expected, gap.value.delivered < 9) == (9, True)
+
+
 MODES = {
     "currentModeId": "a",
     "availableModes": [{"id": "a", "name": "A"}, {"id": "b", "name": "B"}],

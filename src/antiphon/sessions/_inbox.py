@@ -60,8 +60,10 @@ class UpdateQueue:
         "_batch_bytes",
         "_batch_count",
         "connection",
+        "cut",
         "full",
         "items",
+        "lost",
         "passed",
         "retired",
         "size",
@@ -78,6 +80,9 @@ class UpdateQueue:
         #: Nothing more will be put in, and how many the session had received when that was said.
         self.retired = False
         self.until = 0
+        #: A turn's that was let go before its consumer had taken everything, and how much was in it.
+        self.cut = False
+        self.lost = 0
         #: The session that is marked as full because of what waits here and in its other queues.
         self.full: Inbox | None = None
         self.waiter: asyncio.Future[None] | None = None
@@ -380,7 +385,8 @@ class Inbox:
 
         What waits is let go with an event, and what still comes outside a turn is not kept.
         Observers and the view go on seeing everything. An open turn keeps its updates as long as the
-        budget lasts: it may be iterated to its end. One that has ended is its holder's.
+        budget lasts: it may be iterated to its end. With the budget spent they are let go, too, and the
+        turn ends with `DeliveryGap`. One that has ended is its holder's.
         """
         replays = [queue for queue in self._left_over if queue.retired]
         for queue in (self.backlog, *self._subscribers, *replays):
@@ -396,6 +402,8 @@ class Inbox:
         """The turn of a session that is being closed shall not keep others from being read."""
         if self.connection.budget_spent:
             self.turn = self._let_go_sink = Sink(self.connection)
+            turn.cut = True
+            turn.lost += len(turn)
             self.forget(turn)
 
     def keep(self) -> None:

@@ -209,7 +209,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             self._backstop.cancel()
         self._listen_no_more()
         left = inbox.turn_ended()
-        self._whole = left is not None and left is self._queue and not left.retired
+        queue = self._queue
+        self._whole = queue is not None and (queue.cut or (left is queue and not queue.retired))
         self.session.turn = None
         if self._queue is not None:
             self._queue.wake()
@@ -348,10 +349,12 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             self._raised = True
             raise self._error
         if self._whole and self._queue is not None:
+            queue, expected = self._queue, self._mark - self._before
+            if queue.cut and queue.passed - queue.lost < expected:  # no mistake: it was told of
+                self._raised = True
+                raise DeliveryGap(inbox.session_id, queue.passed - queue.lost, expected)
             try:
-                inbox.check_delivery(
-                    self._queue.passed, self._mark - self._before, turn=self._number
-                )
+                inbox.check_delivery(queue.passed, expected, turn=self._number)
             except DeliveryGap:
                 self._raised = True
                 raise
@@ -420,6 +423,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         """Keep nothing for a consumer that has left, whenever the answer comes."""
         queue, inbox = self._queue, self.session.inbox
         if queue is not None:
+            if queue.cut:  # nobody misses it now
+                queue.cut = self._whole = False
             if inbox.turn is queue:
                 inbox.turn = Sink(inbox.connection)
             inbox.report(queue.discard())
