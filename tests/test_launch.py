@@ -14,6 +14,7 @@ import pytest
 
 from antiphon import StartError
 from antiphon._launch import (
+    ESSENTIAL,
     Pipes,
     batch_line,
     environment,
@@ -302,7 +303,7 @@ def test_a_value_with_a_nul_is_refused_and_not_shown() -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("odd", [{"A": 1}, {"A": None}, {"A": b"x"}, {1: "x"}, {b"A": "x"}])
+@pytest.mark.parametrize("odd", [{"A": 1}, {"A": b"x"}, {1: "x"}, {b"A": "x"}])
 def test_what_is_no_string_is_a_mistake_of_type(odd: Any) -> None:
     with pytest.raises(TypeError, match="no string"):
         environment(odd)
@@ -314,8 +315,8 @@ def test_a_policy_is_a_word_or_a_mapping(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert environment(None) is environment("inherit") is None
     assert environment("essential") == inherit_env()
-    assert environment({"A": "1"}) == {"A": "1"}
-    assert environment({}) == {}
+    assert environment({"A": "1"}) == {**inherit_env(), "A": "1"}
+    assert environment({}) == inherit_env()
     with pytest.raises(ValueError, match="not 'inherits'"):
         environment("inherits")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
@@ -334,18 +335,40 @@ def test_a_mapping_is_copied() -> None:
     taken = environment(given)
     given["A"] = "2"
 
-    assert taken == {"A": "1"}
+    assert taken is not None
+    assert taken["A"] == "1"
+
+
+@pytest.mark.covers("FF-41")
+def test_a_mapping_adds_to_what_programs_need_and_takes_away_what_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PATH", "HOME", "SYSTEMROOT", "SECRET_X"):
+        monkeypatch.setenv(name, f"ours {name}")
+
+    env = environment({"A": "1", "HOME": "/h", "TERM": None, "NOBODYS": None})
+
+    assert env is not None
+    assert (env["A"], env["HOME"], env["PATH"]) == ("1", "/h", "ours PATH")
+    assert env["SYSTEMROOT"] == "ours SYSTEMROOT"
+    assert not {"SECRET_X", "TERM", "NOBODYS"} & set(env)
+    nothing = environment(dict.fromkeys(ESSENTIAL))
+    assert nothing == {}
 
 
 def test_on_windows_names_that_differ_in_case_only_are_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     twice = {"Path": "a", "OTHER": "", "PATH": "b"}
-    assert environment(twice) == twice
+    assert environment(twice) == {**inherit_env(), **twice}
     monkeypatch.setattr(sys, "platform", "win32")
 
     with pytest.raises(ValueError, match="'Path' and 'PATH' are one on Windows"):
         environment(twice)
+    given = environment({"Path": "a", "home": None})
+    assert given is not None
+    assert given["Path"] == "a"
+    assert not {"PATH", "HOME"} & set(given)
 
 
 # ---------------------------------------------------------------------- Windows

@@ -145,8 +145,9 @@ def spawn(
         client: what is lent to the agent and how it is answered; by default nothing, and no.
         cwd: directory of the process; by default ours.
         env: what it sees of our environment. None or "inherit": all of it, secrets too; agents take
-            their keys from there. "essential": PATH, HOME, LANG and the like. A mapping: exactly
-            that, to be made with `antiphon.transports.inherit_env("NAME", "PREFIX_*", EXTRA="x")`.
+            their keys from there. "essential": PATH, HOME, LANG and the like. A mapping: those and
+            these, where a value that is None leaves its name out;
+            `antiphon.transports.inherit_env("NAME", "PREFIX_*")` makes one of names of ours.
         stderr: a function to be called with each line it writes to its standard error, a path to
             have it appended to a file, or "inherit" to leave it where ours goes. It is always
             drained but for the last; then its end is in `agent.process.stderr_tail` and in errors.

@@ -35,11 +35,12 @@ __all__ = [
     "inherit_env",
     "redact",
     "spawn",
+    "with_variables",
     "words_of",
 ]
 
 #: What a child is given of our environment; see `environment`.
-Environment: TypeAlias = 'Mapping[str, str] | Literal["inherit", "essential"] | None'
+Environment: TypeAlias = 'Mapping[str, str | None] | Literal["inherit", "essential"] | None'
 
 
 class Pipes:
@@ -223,12 +224,15 @@ def environment(policy: Environment) -> dict[str, str] | None:
 
     Args:
         policy: None or "inherit" for all of ours; "essential" for what programs need to find
-            themselves and their user; a mapping for exactly that and nothing else.
+            themselves and their user; a mapping for the essential and these, where a value that is
+            None leaves its name out. So no program is left without PATH, HOME or SYSTEMROOT
+            because it was given one variable (field fault 41).
 
     Raises:
         ValueError: another word; a name that is empty or has a "=" or a NUL in it, a value with a
             NUL; on Windows, two names that differ in case only. No text shows a value.
-        TypeError: neither None nor a word nor a mapping; a name or value that is no string.
+        TypeError: neither None nor a word nor a mapping; a name that is no string, a value that is
+            neither a string nor None.
     """
     if policy is None or policy == "inherit":
         return None
@@ -242,7 +246,22 @@ def environment(policy: Environment) -> dict[str, str] | None:
         # Its type alone: the values of an environment are in no text.
         msg = f"{takes}, not a value of type {type(policy).__name__}"
         raise TypeError(msg)
-    return _checked(policy)
+    return with_variables(inherit_env(), policy)
+
+
+def with_variables(base: Mapping[str, str], more: Mapping[str, str | None]) -> dict[str, str]:
+    """An environment with some variables set, or left out where their value is None.
+
+    Raises:
+        ValueError, TypeError: as `environment` for a mapping.
+    """
+    given = {name: "" if value is None else value for name, value in more.items()}
+    _checked(given)
+    if sys.platform == "win32":
+        folded = {name.upper() for name in given}
+        base = {name: value for name, value in base.items() if name.upper() not in folded}
+    whole: dict[str, str | None] = {**base, **more}
+    return {name: value for name, value in whole.items() if value is not None}
 
 
 def inherit_env(*names: str, **extra: str) -> dict[str, str]:

@@ -518,7 +518,11 @@ async def test_an_agent_sees_a_secret_of_ours_only_where_it_may(
     assert await sees("SECRET_X", inherit_env("VENDOR_*")) == "None"
     assert await sees("EXTRA", inherit_env(EXTRA="3")) == "3"
     assert await sees("PATH", "essential") == os.environ["PATH"]
-    assert await sees("HOME", {"SECRET_X": "5"}) == "None"  # a mapping is everything
+    assert await sees("SECRET_X", {"EXTRA": "4"}) == "None"
+    assert await sees("SECRET_X", {"SECRET_X": "5"}) == "5"
+    for name in ("PATH", "HOME"):  # a mapping adds to what every program needs
+        assert await sees(name, {"SECRET_X": "5"}) == os.environ[name]
+    assert await sees("HOME", {"HOME": None}) == "None"
 
 
 @pytest.mark.covers("FF-41")

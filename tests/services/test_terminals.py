@@ -544,12 +544,35 @@ async def test_the_environment_is_the_essential_one_then_ours_then_the_agents(
     assert env["AGENTS"] == "a=b c"
     assert env["TWICE"] == "2"
     await terminals.aclose()
+    assert env["HOME"] == os.environ["HOME"]
     for all_of_it in (os.environ, "inherit"):
         terminals = Terminals(env=all_of_it)
         assert (await environment(Agent(terminals, Ctx(root))))["SECRET_X"] == "1"
         await terminals.aclose()
-    terminals = Terminals(env="essential")
-    assert "SECRET_X" not in await environment(Agent(terminals, Ctx(root)))
+    for essential in (None, "essential", dict[str, str]()):
+        terminals = Terminals(env=essential)
+        env = await environment(Agent(terminals, Ctx(root)))
+        assert "SECRET_X" not in env
+        assert (env["PATH"], env["HOME"]) == (os.environ["PATH"], os.environ["HOME"])
+        await terminals.aclose()
+
+
+@pytest.mark.covers("FF-41")
+async def test_a_variable_that_is_none_is_left_out_unless_the_agent_gives_it(root: Path) -> None:
+    terminals = Terminals(env={"HOME": None, "LOGNAME": None})
+    agent = Agent(terminals, Ctx(root))
+    assert not {"HOME", "LOGNAME"} & set(await environment(agent))
+    assert (await environment(agent, env=[v1.EnvVariable(name="HOME", value="")]))["HOME"] == ""
+    await terminals.aclose()
+
+
+@pytest.mark.covers("FF-41")
+async def test_an_environment_that_changes_is_seen_as_it_is_when_a_command_starts(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminals = Terminals(env="inherit")
+    monkeypatch.setenv("LATER", "1")
+    assert (await environment(Agent(terminals, Ctx(root))))["LATER"] == "1"
     await terminals.aclose()
 
 

@@ -6,7 +6,7 @@ terminals, each bound to its session, and the end of each one's output.
 
 A command's working directory is confined like a file; the command itself is not, it can do all that
 this user can. It runs in a process group of its own, with the null device as its standard input, in
-an environment that holds no secrets of ours (`inherit_env`).
+an environment that holds no secrets of ours (`_launch.environment`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ import shutil
 import signal
 import stat
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from antiphon._descriptors import open_reader
 from antiphon._errors import InternalError, ResourceNotFound, StartError
-from antiphon._launch import environment, inherit_env
+from antiphon._launch import environment, with_variables
 from antiphon._process import Child
 from antiphon.schema import v1
 from antiphon.services._confine import Pins, not_found
 from antiphon.services._context import Operation, permit, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from antiphon._launch import Environment
     from antiphon.schema import v1_unstable
@@ -72,9 +73,10 @@ class Terminals:
     Args:
         roots: where commands may be started. None given: the session's own directories.
         guard: asked before each command (see `Operation`); anything but True refuses.
-        env: what commands see of our environment. None or "essential": the essential variables of
-            `inherit_env`. A mapping: those, and its own. "inherit": all of ours. What the agent
-            sends goes over it.
+        env: what commands see of our environment, as for `antiphon.spawn` but for None, which is
+            "essential" here: what programs need to find themselves and their user. A mapping: the
+            essential and these; a value that is None leaves its name out. "inherit": all of ours.
+            What the agent sends goes over it.
         shell_fallback: agents send whole shell lines as `command`. If it is True, a command
             without arguments that names no program and is more than a plain word is run by
             `/bin/sh -c`; the guard is asked about the full line. Arguments never reach a shell.
@@ -86,6 +88,7 @@ class Terminals:
     Raises:
         OSError: a root does not exist or is no directory.
         ValueError: `env` has an empty name, one with "=", or a NUL.
+        TypeError: `env` has a name that is no string, or a value neither a string nor None.
         NotImplementedError: this system has no directory descriptors.
     """
 
@@ -101,8 +104,7 @@ class Terminals:
     ) -> None:
         self.guard = guard
         environment(env)  # refuses what is none
-        self.env = {} if env is None or isinstance(env, str) else dict(env)
-        self.inherits_all = env == "inherit"
+        self.env: Environment = dict(env) if isinstance(env, Mapping) else env or "essential"
         self.shell_fallback = shell_fallback
         self.output_bytes = output_bytes
         self.per_session = per_session
@@ -141,8 +143,9 @@ class Terminals:
             raise refusal("command_invalid")
         session = self._session(ctx.session_id)
         with self._locate(_or(params.cwd, None), ctx) as place:
-            ours = os.environ if self.inherits_all else inherit_env()
-            env = {**ours, **self.env, "PWD": place.path, **added}
+            # None: all of ours. Taken anew each time, as ours may change.
+            ours = environment(self.env) or dict(os.environ)
+            env = with_variables(ours, {"PWD": place.path, **added})
             argv, title = self._command(params.command, args, env, place)
             if len(session.terminals) + session.starting >= self.per_session:
                 facts = {"reason": "too_many_terminals", "limit": self.per_session}

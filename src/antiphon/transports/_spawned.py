@@ -46,8 +46,9 @@ class ProcessTransport(StreamTransport):
         argv: command and arguments, run without a shell.
         cwd: working directory; None for ours.
         env: what it is given of our environment. None or "inherit": all that is in it, secrets too.
-            "essential": what programs need to find themselves and their user. A mapping: exactly
-            that; `inherit_env` makes one of the essential, of names, and of what is added.
+            "essential": what programs need to find themselves and their user. A mapping: the
+            essential and these; a value that is None leaves its name out. `inherit_env` makes one
+            of names, patterns and what is added.
         stderr: None to keep only the tail; a function to be called with each line as well; a path,
             to have all of it appended to that file as well; or "inherit" to leave standard error
             where ours goes (then there is no tail).
@@ -58,7 +59,7 @@ class ProcessTransport(StreamTransport):
     Raises:
         ValueError: `env` is no environment: an empty name, a name with "=", a NUL. `stderr` is text
             other than "inherit": a path is a `pathlib.Path`, so that no word is taken for one.
-        TypeError: a name or value in `env` is no string.
+        TypeError: a name in `env` is no string, or a value neither a string nor None.
     """
 
     def __init__(
