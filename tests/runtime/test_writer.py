@@ -73,6 +73,26 @@ async def test_what_was_queued_before_leaves_before_a_lone_answer() -> None:
         assert [len(frames) for frames in link.transport.sent] == [2]
 
 
+async def test_a_lone_answer_waits_for_no_turn_of_the_loop_although_something_else_does() -> None:
+    written: list[int] = []
+
+    async def handle(params: Any, context: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: written.append(len(link.transport.sent)))
+        context.connection.notify("x/first", None)
+        return {}
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+        link.peer.call(1, "x/y")
+        await link.peer.answer_to(1)
+        link.connection.notify("x/last", None)
+        await turns(1)
+
+        assert written == [1], "both have left by the next turn of the loop"
+        assert [len(frames) for frames in link.transport.sent] == [2, 1]
+
+
 async def test_what_frames_that_came_together_cause_leaves_together() -> None:
     async with linked() as link:
         link.peer.send(*(b'{"id":%d,"method":"unknown"}' % number for number in range(10)))

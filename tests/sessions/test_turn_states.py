@@ -97,6 +97,12 @@ def test_only_a_turn_that_was_not_cancelled_is_answered_with_what_its_handler_sa
             assert (event, state) == (Event.DRAINED, State.PROMPTING)
 
 
+@pytest.mark.parametrize("event", [Event.BEGIN, Event.RESULT])
+def test_a_handler_s_beginning_and_its_result_ask_nothing_of_the_session(event: Event) -> None:
+    # So that the router may take these two steps of each prompt without it.
+    assert all(step.duties == () for step in TABLE[event].values())
+
+
 def test_a_turn_is_told_once_that_it_is_cancelled() -> None:
     for event, state, step in entries():
         stopped = state is State.PROMPTING and step.next in (State.CANCELLING, State.ENDING)

@@ -350,7 +350,7 @@ class Connection(Budget):
             if isinstance(event, ResponseEvent):
                 self._outgoing.answered(event)
             elif isinstance(event, RequestEvent):
-                if self._incoming.holding:
+                if self._incoming.held is not None:
                     self._incoming.hold(event, rx_seq)
                 else:
                     self._incoming.request_received(event, rx_seq)
@@ -374,7 +374,7 @@ class Connection(Budget):
     def _told(self, event: NotificationEvent, rx_seq: int) -> None:
         # The handshake itself may be cancelled; for what is held, a cancellation waits behind it.
         cancel = event.method == "$/cancel_request"
-        if not self._incoming.holding:
+        if self._incoming.held is None:
             if cancel:
                 self._incoming.cancel_received(event)
             else:

@@ -90,19 +90,14 @@ class Incoming:
         self._writer = connection.writer
         self._send = connection.send
         #: The handshake being handled: what arrives meanwhile waits here, in order.
-        self._held: list[tuple[RequestEvent | NotificationEvent, int]] | None = None
+        self.held: list[tuple[RequestEvent | NotificationEvent, int]] | None = None
 
     # ------------------------------------------------------------------ the handshake
 
-    @property
-    def holding(self) -> bool:
-        """Whether the handshake is being handled, so that all else has to wait."""
-        return self._held is not None
-
     def hold(self, event: RequestEvent | NotificationEvent, rx_seq: int) -> None:
         """Let a message wait for the end of the handshake."""
-        if self._held is not None:
-            self._held.append((event, rx_seq))
+        if self.held is not None:
+            self.held.append((event, rx_seq))
             self._connection.queued_bytes += len(event.frame)
             self._connection.queued_updates += 1
 
@@ -110,7 +105,7 @@ class Incoming:
         """Let what arrived during `initialize` through, in its order (agent side)."""
         if succeeded:
             self._connection.initialized = True
-        held, self._held = self._held, None
+        held, self.held = self.held, None
         for event, rx_seq in held or ():
             self._connection.release(len(event.frame), 1)
             self._connection.dispatch(event, rx_seq)
@@ -161,7 +156,7 @@ class Incoming:
         if route.accept is not None:
             params = route.accept(params, context)
         if method == "initialize":
-            self._held = []
+            self.held = []
         # No callback that forgets it at its end, as `create_task` has: `_serve` does.
         call.task = task = connection.new_task(self._serve(call, route, params, context))
         connection.tasks.add(task)

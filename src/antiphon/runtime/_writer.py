@@ -44,6 +44,7 @@ class Writer:
         "_out_bytes",
         "_record",
         "_room",
+        "_scheduled",
         "_stuck",
         "_stuck_told",
         "_transport",
@@ -71,9 +72,11 @@ class Writer:
         self._stuck_told = False
         self._out: list[bytes] = []
         self._out_bytes = 0
-        #: Whether a flush is sure to come in this turn of the loop; who sees to that sets it, and no
+        #: Whether a flush is sure to come at the end of what runs now; who sees to that sets it, and no
         #: frame leaves alone meanwhile.
         self.armed = False
+        #: Whether one comes with the loop's next turn: what must leave `now` takes the rest along.
+        self._scheduled = False
         #: Whether the transport asked for patience; set by the connection, unset by `resume`.
         self.paused = False
         self._room: list[asyncio.Future[None]] = []
@@ -81,14 +84,19 @@ class Writer:
     # ------------------------------------------------------------------ frames out
 
     def send(self, frame: bytes, *, now: bool = False) -> None:
-        """Queue a frame; `now` lets a lone one leave without waiting for the loop's next turn."""
+        """Queue a frame; with `now` what is queued leaves without waiting for the loop's next turn."""
         self._out.append(frame)
         self._out_bytes += len(frame)
         if self._out_bytes > _FLUSH_BYTES or (now and not self.armed):
             self._write()
-        elif not self.armed:
-            self.armed = True
-            self._loop.call_soon(self.flush)
+        elif not (self.armed or self._scheduled):
+            self._scheduled = True
+            self._loop.call_soon(self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self._scheduled = False
+        if self._out:
+            self._write()
 
     def flush(self) -> None:
         """Hand what is queued to the transport."""

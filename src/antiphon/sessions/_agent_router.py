@@ -22,7 +22,15 @@ from antiphon._errors import (
     TurnOver,
 )
 from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
-from antiphon.schema import UNSET, UnsetType, decode, decode_params, v1, v1_unstable
+from antiphon.schema import (
+    UNSET,
+    UnsetType,
+    decode,
+    decode_params,
+    encode_checked,
+    v1,
+    v1_unstable,
+)
 from antiphon.sessions._agent_session import cancelled_response
 from antiphon.sessions._content import missing_capability
 from antiphon.sessions._methods import allowed_by, table, tag_of, tree_of
@@ -358,7 +366,12 @@ class AgentRouter(SideRouter):
     # -------------------------------------------------------------- turns
 
     def _prompt_route(self, route: RequestRoute) -> RequestRoute:
-        return RequestRoute(route.decode, self._run_turn, route.encode, self._accept_prompt)
+        encode = route.encode
+
+        def encode_response(response: Any) -> bytes:
+            return _ENDED_RAW if response is _ENDED else encode(response)
+
+        return RequestRoute(route.decode, self._run_turn, encode_response, self._accept_prompt)
 
     def _accept_prompt(self, params: v1_unstable.PromptRequest, context: AgentContext) -> Turn:
         """In the reader: a cancel right behind the prompt must find the turn (field fault 25)."""
@@ -373,8 +386,10 @@ class AgentRouter(SideRouter):
     async def _run_turn(self, turn: Turn, context: AgentContext) -> v1.PromptResponse:
         """Run the handler and wait for the subtasks; the response is sent in the same step as it ends."""
         session = turn.session
+        # Two steps that ask nothing of the session: they need not go through it.
+        step = session.states.fire
         try:
-            if _RUN in session.fire(_BEGIN, turn):
+            if _RUN in step(_BEGIN, turn).effects:
                 try:
                     result = await self._agent.prompt(turn)
                 except asyncio.CancelledError:
@@ -385,9 +400,10 @@ class AgentRouter(SideRouter):
                 except BaseException as error:  # noqa: BLE001  (answered at the connection's boundary)
                     self._handler_failed(turn, error)
                 else:
-                    if _KEEP in session.fire(_RESULT, turn):
+                    if _KEEP in step(_RESULT, turn).effects:
                         turn.result = result
-            await turn.finish()
+            if turn.subtasks:
+                await turn.finish()
             effects = session.fire(_DRAINED, turn)
         except BaseException:
             session.fire(Event.ABORTED, turn)
@@ -407,7 +423,7 @@ class AgentRouter(SideRouter):
 
     def _response_of(self, turn: Turn) -> v1.PromptResponse:
         """What a turn is answered with whose handler returned, and which was not cancelled."""
-        response = _as_response(turn.result)
+        response = _ENDED if turn.result is None else _as_response(turn.result)
         if not turn.sent and turn.params.prompt:
             self._peer.connection.emit(
                 "zero_updates_turn", session=turn.session_id, stop_reason=response.stop_reason
@@ -429,6 +445,9 @@ class AgentRouter(SideRouter):
 # Taken for each prompt; Python 3.11 takes its time to find a member of an enumeration.
 _BEGIN, _RESULT, _DRAINED = Event.BEGIN, Event.RESULT, Event.DRAINED
 _RUN, _KEEP, _ANSWER = Effect.RUN, Effect.KEEP, Effect.ANSWER
+#: What a turn is answered with whose handler returned None: the same each time.
+_ENDED = v1.PromptResponse(stop_reason="end_turn")
+_ENDED_RAW = encode_checked(_ENDED)
 
 #: One that the protocol does not know has to be returned as a `PromptResponse`.
 _STOP_REASONS = frozenset(("end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"))
@@ -477,8 +496,6 @@ def _check_absolute(paths: Iterable[str]) -> None:
 
 def _as_response(result: Any) -> v1.PromptResponse:
     """What `Agent.prompt` returned, as the response; raises for what is none."""
-    if result is None:
-        return v1.PromptResponse(stop_reason="end_turn")
     if isinstance(result, v1.PromptResponse):
         return result
     if isinstance(result, str):

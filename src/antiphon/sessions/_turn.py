@@ -111,7 +111,8 @@ class Turn:
         self._ended: asyncio.Future[None] | None = None
         self._cancel_event: asyncio.Event | None = None
         self._asks: set[FutureCall] = set()
-        self._subtasks: set[asyncio.Task[Any]] = set()
+        #: What the response waits for besides the handler.
+        self.subtasks: set[asyncio.Task[Any]] = set()
         self._head = session.head
 
     def __repr__(self) -> str:
@@ -464,12 +465,12 @@ class Turn:
             work.close()
             raise
         task = self._connection.create_task(work)
-        self._subtasks.add(task)
+        self.subtasks.add(task)
         task.add_done_callback(self._subtask_done)
         return task
 
     def _subtask_done(self, task: asyncio.Task[Any]) -> None:
-        self._subtasks.discard(task)
+        self.subtasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
@@ -504,19 +505,20 @@ class Turn:
             self.backstop.cancel()
         if self._cancel_event is not None:
             self._cancel_event.set()
-        self._withdraw()
+        if self._asks:
+            self._withdraw()
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
     def kill(self) -> None:
         """Cancel the subtasks that are left; nobody waits for them any more."""
-        for task in self._subtasks:
+        for task in self.subtasks:
             task.cancel()
 
     async def finish(self) -> None:
         """Wait for the subtasks."""
-        while self._subtasks:
-            await asyncio.wait(self._subtasks)
+        while self.subtasks:
+            await asyncio.wait(self.subtasks)
 
     async def wait_over(self) -> None:
         """Wait until the response of this turn is settled."""
