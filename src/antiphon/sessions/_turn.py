@@ -174,25 +174,30 @@ class Turn:
     async def say(self, content: str | v1.ContentBlock, *, message_id: str | None = None) -> None:
         """A chunk of the agent's message. An empty text is counted and not sent (DESIGN §4.8)."""
         if message_id is None and type(content) is str:
-            await self._text(self._head.say, content)
+            if self._text(self._head.say, content):
+                await self._connection.drain()
         else:
             await self._chunk(v1.AgentMessageChunk, content, message_id)
 
     async def think(self, content: str | v1.ContentBlock, *, message_id: str | None = None) -> None:
         """A chunk of the agent's reasoning. An empty text is counted and not sent."""
         if message_id is None and type(content) is str:
-            await self._text(self._head.think, content)
+            if self._text(self._head.think, content):
+                await self._connection.drain()
         else:
             await self._chunk(v1.AgentThoughtChunk, content, message_id)
 
-    async def _text(self, head: bytes, text: str) -> None:
-        """The hot path: everything but the text was encoded when the session was opened."""
+    def _text(self, head: bytes, text: str) -> bool:
+        """The hot path: everything but the text was encoded when the session was opened.
+
+        Returns whether the sender should wait for room: no coroutine is made for that each time.
+        """
         # What the table says of a turn's update in every state: legal while the turn is the session's.
         if self._states.turn is not self:
             raise TurnOver(self.session_id)
         if not text:
             self.session.empty_text()
-            return
+            return False
         try:
             body = _encode_text(text)
         except UnicodeEncodeError:
@@ -200,12 +205,11 @@ class Turn:
         connection = self._connection
         if len(body) > _LARGE:
             connection.check_frame(len(head) + len(body) + len(_TAIL))
-        if connection.closed:
+        if connection.lost is not None:
             raise connection.lost_error()
         self.sent += 1
         connection.send(head + body + _TAIL)
-        if connection.writing_paused:
-            await connection.drain()
+        return connection.writing_paused
 
     async def _chunk(
         self,
