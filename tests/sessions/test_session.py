@@ -1533,6 +1533,33 @@ async def test_a_turn_that_a_close_cut_with_the_budget_spent_ends_with_a_gap(
             assert (gap.value.expected, gap.value.delivered < 9) == (9, True)
 
 
+async def test_a_turn_that_was_left_and_fails_for_the_budget_waits_for_no_observer() -> None:
+    async with raw_agent(limits=Limits(queue_bytes=1000)) as (peer, raw):
+        session = await opened(peer, raw)
+        seen, go_on = asyncio.Event(), asyncio.Event()
+
+        async def observe(_update: Update) -> None:
+            seen.set()
+            await go_on.wait()
+
+        session.on_update(observe)
+
+        async def leave() -> None:
+            async with session.prompt("go"):
+                await seen.wait()
+
+        leaving = asyncio.create_task(leave())
+        await raw.wait("session/prompt")
+        raw.send(raw.update("s1", "first"))
+        await raw.wait("session/cancel")
+        for _ in range(3):
+            raw.send(*[raw.update("s1", "x" * 100) for _ in range(100)])
+            await asyncio.sleep(0)
+        await raw.wait("$/cancel_request")  # it is given up for the budget
+        await asyncio.wait_for(leaving, 5)
+        go_on.set()
+
+
 MODES = {
     "currentModeId": "a",
     "availableModes": [{"id": "a", "name": "A"}, {"id": "b", "name": "B"}],

@@ -21,6 +21,7 @@ from antiphon._errors import (
     AntiphonError,
     ConnectionClosed,
     DeliveryGap,
+    LimitExceeded,
     LocalProtocolError,
     RemoteProtocolError,
     RequestTimeout,
@@ -341,8 +342,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
     async def _finish(self) -> None:
         """The answer, once everything before it was delivered: to us, and to the observers."""
         inbox = self.session.inbox
-        # A lost link and a timeout are no answers: they are seen at once (DESIGN §4.6).
-        unanswered = isinstance(self._error, (ConnectionClosed, RequestTimeout))
+        # A lost link, a timeout and a spent budget are no answers: they are seen at once (DESIGN §4.6).
+        unanswered = isinstance(self._error, (ConnectionClosed, RequestTimeout, LimitExceeded))
         if inbox.observed and not unanswered:
             await inbox.settled(self._mark)
         if self._error is not None:
