@@ -240,7 +240,7 @@ def _readable(fd: int) -> bool:
 
 def _wait_for(fd: int, *, write: bool) -> None:
     """Block until a descriptor is ready. Not by `select`, which takes no number from 1024 on."""
-    if sys.platform == "win32":
+    if sys.platform == "win32":  # where no descriptor is non-blocking, so that none is waited for
         raise NotImplementedError
     poll = select.poll()
     poll.register(fd, select.POLLOUT if write else select.POLLIN)
