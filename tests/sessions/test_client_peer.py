@@ -328,12 +328,12 @@ async def test_a_malformed_answer_is_the_client_s_fault_and_an_error_its_answer(
 
 
 async def test_patience_is_that_of_the_limits_unless_the_caller_says() -> None:
-    read = v1.ReadTextFileRequest(session_id="s", path="/a")
+    look = v1.TerminalOutputRequest(session_id="s", terminal_id="t")
     wait = v1.WaitForTerminalExitRequest(session_id="s", terminal_id="t")
 
     async def act(turn: Turn) -> None:
         with pytest.raises(RequestTimeout, match=r"within 0.05 s"):
-            await turn.peer.request(read)
+            await turn.peer.request(look)
         with pytest.raises(RequestTimeout, match=r"within 0.02 s"):
             await turn.peer.request(wait, timeout=0.02)
         with pytest.raises(RequestTimeout, match=r"_x/y within 0.05 s"):

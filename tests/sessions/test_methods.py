@@ -93,6 +93,10 @@ def test_people_are_waited_for_longer_than_programs() -> None:
     assert default_timeout(limits, "terminal/wait_for_exit") is None
     assert default_timeout(limits, "session/request_permission") == 9.0
     assert default_timeout(limits, "authenticate") == 9.0
+    # A guard may ask a person before these.
+    assert default_timeout(limits, "fs/write_text_file") == 9.0
+    assert default_timeout(limits, "terminal/create") == 9.0
+    assert default_timeout(limits, "terminal/output") == 1.0
 
 
 def test_unstable_methods_are_refused_unless_asked_for() -> None:

@@ -11,7 +11,8 @@ from antiphon.sessions._client_router import ClientContext, as_observer
 from antiphon.sessions._extension import Extensions, extension, find_extensions
 from antiphon.sessions._inbox import Observer, Subscription
 from antiphon.sessions._session import PromptOutcome, PromptTurn, Session
-from antiphon.sessions._turn import ExitStatus, PermissionAnswer, Terminal, ToolCallVerbs, Turn
+from antiphon.sessions._terminal import ExitStatus, Terminal
+from antiphon.sessions._turn import PermissionAnswer, ToolCallVerbs, Turn
 from antiphon.sessions._update import Label, Update
 from antiphon.sessions._view import CompactionView, MessageView, SessionView, ToolCallView
 

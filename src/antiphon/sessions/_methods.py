@@ -41,8 +41,14 @@ T = TypeVar("T")
 #: The newest protocol version this library speaks; v1 has one.
 PROTOCOL_VERSION = 1
 
-#: Requests that a person answers, in so much time as for a permission.
-_ASKED = frozenset(("authenticate", "elicitation/create", "session/request_permission"))
+#: Requests that a person answers, in so much time as for a permission. Before a file is lent or a
+#: command is run, a client may ask one as well.
+_ASKED = frozenset(
+    (
+        *("authenticate", "elicitation/create", "session/request_permission"),
+        *("fs/read_text_file", "fs/write_text_file", "terminal/create"),
+    )
+)
 #: Requests that take as long as what they wait for.
 _ENDLESS = frozenset(("session/prompt", "terminal/wait_for_exit", "mcp/message"))
 

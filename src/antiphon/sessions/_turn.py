@@ -9,8 +9,8 @@ both go through the same writer. Leaves to `_turn_states` which of these a turn 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import msgspec
@@ -24,18 +24,19 @@ from antiphon._errors import (
 )
 from antiphon.schema import UNSET, UnsetType, encode, v1, v1_unstable
 from antiphon.sessions._content import as_block, blocks_text
-from antiphon.sessions._methods import allowed_by, or_none, tag_of
+from antiphon.sessions._methods import allowed_by, tag_of
+from antiphon.sessions._terminal import Terminal
 from antiphon.sessions._turn_states import Effect, Event
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Sequence
+    from collections.abc import Coroutine, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from antiphon.runtime import FutureCall, InboundCall
     from antiphon.sessions._agent_session import AgentSession
     from antiphon.sessions._client_peer import ClientPeer
 
-__all__ = ["ExitStatus", "PermissionAnswer", "Terminal", "ToolCallVerbs", "Turn"]
+__all__ = ["PermissionAnswer", "ToolCallVerbs", "Turn"]
 
 log = logging.getLogger("antiphon.agent")
 
@@ -62,13 +63,6 @@ class PermissionAnswer(msgspec.Struct, frozen=True):
         return self.allowed
 
 
-class ExitStatus(msgspec.Struct, frozen=True):
-    """How a command in a terminal ended: an exit code, or the name of the signal that ended it."""
-
-    exit_code: int | None
-    signal: str | None
-
-
 class Turn:
     """One prompt being answered; the argument of `Agent.prompt`.
 
@@ -79,9 +73,10 @@ class Turn:
         session: the session; its own updates (commands, mode, …) may be sent at any time.
         params: the `PromptRequest`, with everything this class does not name.
         peer: the client: typed calls, extension calls.
-        cancelled: whether the client (or the connection) asked to stop. Nothing is interrupted by
-            that: look at it between steps, or wait for it with `wait_cancelled`. After
-            `Limits.cancel_backstop` seconds the turn's tasks are cancelled and it is over.
+        cancelled: whether the client (or the connection) asked to stop. Commands of `run` are killed
+            by that, and nothing else is interrupted: look at it between steps, or wait for it with
+            `wait_cancelled`. After `Limits.cancel_backstop` seconds the turn's tasks are cancelled and
+            it is over.
     """
 
     def __init__(
@@ -113,6 +108,8 @@ class Turn:
         self._asks: set[FutureCall] = set()
         #: What the response waits for besides the handler.
         self.subtasks: set[asyncio.Task[Any]] = set()
+        #: Commands of `run` whose blocks are open: they enter and leave by themselves.
+        self.commands: set[Terminal] = set()
         self._head = session.head
 
     def __repr__(self) -> str:
@@ -362,7 +359,8 @@ class Turn:
             limit: number of lines.
 
         Raises:
-            FileNotFoundError: there is no such file.
+            FileNotFoundError: there is no such file (the client answered -32002, in whatever words);
+                its `filename` is the path.
             CapabilityError: the client does not lend files (R1-33).
             RequestError: it refused.
             TurnOver: the turn is over.
@@ -377,7 +375,8 @@ class Turn:
         try:
             response = await self.peer.request(params)
         except ResourceNotFound as error:
-            raise FileNotFoundError(2, "the client has no such file", path) from error
+            message = "the client has no such file"
+            raise FileNotFoundError(errno.ENOENT, message, path) from error
         return response.content
 
     async def write_text_file(self, path: str, content: str) -> None:
@@ -400,14 +399,21 @@ class Turn:
         args: Sequence[str] = (),
         *,
         cwd: str | None = None,
-        env: dict[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
         output_byte_limit: int | None = None,
+        timeout: float | None = None,
     ) -> Terminal:
         """A command in a terminal of the client, as an async context manager that releases it.
 
+            async with turn.run("make", ["test"], timeout=600) as command:
+                async for text in command:
+                    await turn.say(text)
+            print(command.status, command.timed_out)
+
         Entering raises `CapabilityError` where the client lends none (R1-34), `RequestError` where it
         refuses, `TurnOver` when the turn is over. One that was entered can be used and is released
-        whatever has become of the turn.
+        whatever has become of the turn (R1-116): also when its block, or entering it, ends with an
+        exception or a cancellation. Cancelling the turn kills it.
 
         Args:
             command: the programme; its arguments are `args`.
@@ -415,7 +421,13 @@ class Turn:
             cwd: absolute directory; None is the session's.
             env: variables to set.
             output_byte_limit: how much output the client keeps, counted from its end.
+            timeout: seconds after which a command that has not ended is killed; it has `timed_out`
+                then, and nothing is raised: its output and its status are there as ever.
         """
+        _check_type(command, str, "command")
+        if isinstance(args, str):  # each of its characters would be an argument
+            msg = "arguments are a list, not one text"
+            raise TypeError(msg)
         params = v1.CreateTerminalRequest(
             session_id=self.session_id,
             command=command,
@@ -424,7 +436,7 @@ class Turn:
             env=[v1.EnvVariable(name=k, value=v) for k, v in env.items()] if env else UNSET,
             output_byte_limit=UNSET if output_byte_limit is None else output_byte_limit,
         )
-        return Terminal(self, params)
+        return Terminal(self, params, timeout)
 
     async def elicit(
         self, message: str, schema: v1.ElicitationSchema
@@ -486,8 +498,13 @@ class Turn:
     # -------------------------------------------------------------- for the session: effects
 
     def tell(self) -> None:
-        """Tell whoever looks that it was cancelled; open questions end as a no and are withdrawn."""
+        """Tell whoever looks that it was cancelled; open questions end as a no and are withdrawn.
+
+        Commands of `run` are killed.
+        """
         self.cancelled = True
+        for command in self.commands:
+            command.kill_soon()
         if self._cancel_event is not None:
             self._cancel_event.set()
         self._withdraw()
@@ -612,85 +629,6 @@ class ToolCallVerbs:
     async def diff(self, path: str, old_text: str | None, new_text: str) -> None:
         """Show a change of a file; `old_text` None for a new one."""
         await self.add(v1.Diff(path=path, old_text=old_text, new_text=new_text))
-
-
-class Terminal:
-    """A command in the client's terminal; made by `Turn.run`, released when its block is left.
-
-    Attributes:
-        id: its `terminalId` (inside the block).
-    """
-
-    def __init__(self, turn: Turn, params: v1.CreateTerminalRequest) -> None:
-        self._turn = turn
-        self._params = params
-        self.id = ""
-
-    async def __aenter__(self) -> Self:
-        self._turn.session.fire(Event.USE, self._turn)
-        peer = self._turn.peer
-        call = peer.open_request(self._params, UNSET)
-        try:
-            raw = await asyncio.shield(call.future)
-        except asyncio.CancelledError:
-            # The command may be running already; `$/cancel_request` would hide its id (R1-116).
-            call.future.add_done_callback(self._release_late)
-            raise
-        self.id = peer.result_of(self._params, raw).terminal_id
-        return self
-
-    def _release_late(self, created: asyncio.Future[Any]) -> None:
-        """Release what was created for a task that was cancelled meanwhile."""
-        peer = self._turn.peer
-        if created.cancelled() or created.exception() is not None or peer.connection.closed:
-            return
-        with suppress(AntiphonError):
-            terminal_id = peer.result_of(self._params, created.result()).terminal_id
-            peer.open_request(self._release(terminal_id), UNSET)
-
-    def _release(self, terminal_id: str) -> v1.ReleaseTerminalRequest:
-        return v1.ReleaseTerminalRequest(session_id=self._turn.session_id, terminal_id=terminal_id)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # R1-116: released whatever happened. A task that is being cancelled still gets the frame out;
-        # waiting for the answer is cut short by the cancellation itself, and that alone: a
-        # `$/cancel_request` could stop the release.
-        peer, release = self._turn.peer, self._release(self.id)
-        try:
-            call = peer.open_request(release, UNSET)
-            peer.result_of(release, await asyncio.shield(call.future))
-        except AntiphonError as failure:
-            if kind is None:
-                raise
-            log.info("releasing a terminal failed: %s", failure)
-
-    async def wait(self) -> ExitStatus:
-        """Wait until the command has ended."""
-        response = await self._turn.peer.request(
-            v1.WaitForTerminalExitRequest(session_id=self._turn.session_id, terminal_id=self.id)
-        )
-        return ExitStatus(or_none(response.exit_code), or_none(response.signal))
-
-    async def output(self) -> v1_unstable.TerminalOutputResponse:
-        """What it has written so far; `exit_status` is set once it has ended."""
-        return await self._turn.peer.request(
-            v1.TerminalOutputRequest(session_id=self._turn.session_id, terminal_id=self.id)
-        )
-
-    async def kill(self) -> None:
-        """End the command; `output` and `wait` go on working."""
-        await self._turn.peer.request(
-            v1.KillTerminalRequest(session_id=self._turn.session_id, terminal_id=self.id)
-        )
-
-    def as_content(self) -> v1.Terminal:
-        """For `ToolCallVerbs.add`: the client shows the terminal inside the tool call."""
-        return v1.Terminal(terminal_id=self.id)
 
 
 class Head:
