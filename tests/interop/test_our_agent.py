@@ -329,6 +329,15 @@ def test_a_command_runs_in_a_terminal(run: Run) -> None:
     assert done["missing command"] == -32602
 
 
+@pytest.mark.covers("R1-116")
+def test_output_of_a_running_command_comes_as_it_is_written(run: Run) -> None:
+    streamed = last_words(run.report["terminal"])["streamed"]
+
+    assert "".join(streamed["pieces"]) == "€\n" * 10
+    assert len(streamed["pieces"]) > 1
+    assert (streamed["gaps"], streamed["exit"]) == (0, 4)
+
+
 def test_a_running_command_is_killed_and_released(run: Run) -> None:
     kill = run.report["kill"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import json
 from contextlib import asynccontextmanager
@@ -996,6 +997,8 @@ class Lending(Client):
         self.calls.append(("read", (params.path, params.line, params.limit)))
         if params.path == "/gone":
             raise RequestError.of(-32002, "odd wording", {"uri": "file:///gone"})
+        if params.path == "/shut":
+            raise RequestError.of(-32603, "No such file or directory", {"errno": "ENOENT"})
         return v1.ReadTextFileResponse(content="text")
 
     async def write_text_file(self, params: Any, ctx: Context) -> v1.WriteTextFileResponse:
@@ -1035,8 +1038,12 @@ async def test_files_are_read_and_written_through_the_client() -> None:
     async def act(turn: Turn) -> None:
         assert await turn.read_text_file("/a", line=2, limit=3) == "text"
         await turn.write_text_file("/a", "new")
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError) as gone:
             await turn.read_text_file("/gone")
+        assert (gone.value.filename, gone.value.errno) == ("/gone", errno.ENOENT)
+        # By its code, and never by its words.
+        with pytest.raises(RequestError, match="-32603"):
+            await turn.read_text_file("/shut")
 
     await updates_of(act, client)
     assert client.calls[:2] == [("read", ("/a", 2, 3)), ("write", ("/a", "new"))]

@@ -344,6 +344,11 @@ class ScriptedAgent(Agent):
         async with turn.run("printf", ["äöü%s", "äöü"], output_byte_limit=5) as limited:
             await limited.wait()
             tail = await limited.output()
+        # Characters that come in halves, of which some clients show what they have so far.
+        halves = r"printf '\342'; sleep 0.02; printf '\202\254\n'; sleep 0.02"
+        again = f"for i in 1 2 3 4 5 6 7 8 9 10; do {halves}; done; exit 4"
+        async with turn.run("sh", ["-c", again]) as streamed:
+            pieces = [text async for text in streamed]
 
         async def missing() -> None:
             async with turn.run("no-such-command-here"):
@@ -357,6 +362,11 @@ class ScriptedAgent(Agent):
                 "output": wire(output),
                 "released": await self.code_of(terminal.output()),
                 "limited": wire(tail),
+                "streamed": {
+                    "pieces": pieces,
+                    "gaps": streamed.gaps,
+                    "exit": streamed.status and streamed.status.exit_code,
+                },
                 "missing command": await self.code_of(missing()),
             },
         )
