@@ -151,6 +151,21 @@ def test_a_window_that_looks_the_same_may_have_moved_over_what_repeats_itself() 
     assert pieces.gap
 
 
+@pytest.mark.parametrize("more", ["ab", ""])
+def test_a_small_window_that_looks_the_same_is_only_the_same_if_it_cannot_have_moved(
+    more: str,
+) -> None:
+    pieces = Pieces()
+    assert pieces.take("abab", truncated=False) == "abab"
+    # The end of "ababab", and of nothing else.
+    assert pieces.take("abab", truncated=bool(more), last=True) == ""
+    assert pieces.gaps == bool(more)
+    still = Pieces()
+    still.take("abcd", truncated=False)
+    assert still.take("abcd", truncated=True, last=True) == ""
+    assert still.gaps == 0
+
+
 @pytest.mark.parametrize("text", ["€", "😀", "ä"])
 def test_half_a_character_is_held_back_until_it_is_whole(text: str) -> None:
     """As clients show it that decode what they have, with "replace"."""
