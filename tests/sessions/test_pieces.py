@@ -60,7 +60,7 @@ def test_output_that_repeats_itself_never_loses_anything_without_a_gap(
 
     found = given_of([tail(text, limit) for text in (*seen, output)])
 
-    # U+FFFD at a cut may be half a character: there it is dropped, and that is no gap of the client's.
+    # U+FFFD at a cut may be half a character: there it is dropped.
     assert is_possible(output.replace("�", ""), [(gap, p.replace("�", "")) for gap, p in found])
 
 
@@ -85,14 +85,12 @@ def test_a_gap_is_told_exactly_where_output_was_lost(
         start = len(text) - len(kept)
         common = given_so_far - start
         # Where less is in common than can be told from chance, it is a gap for safety's sake.
-        if start and (common < 0 or (common < SURE and text != output[:given_so_far])):
+        if start and common < SURE:
             lost.append(start)
         given_so_far = len(text)
     if not lost:
         assert "".join(piece for _, piece in found) == output
-        assert not any(gap for gap, _ in found)
-    elif limit > SURE * 3:  # else even an answer that has not changed is small
-        assert any(gap for gap, _ in found)
+    assert any(gap for gap, _ in found) == bool(lost)
 
 
 def test_what_fits_is_given_piece_by_piece_and_whole() -> None:
@@ -151,19 +149,13 @@ def test_a_window_that_looks_the_same_may_have_moved_over_what_repeats_itself() 
     assert pieces.gap
 
 
-@pytest.mark.parametrize("more", ["ab", ""])
-def test_a_small_window_that_looks_the_same_is_only_the_same_if_it_cannot_have_moved(
-    more: str,
-) -> None:
+@pytest.mark.parametrize(("before", "after"), [("abab", "abab"), ("a", "a"), ("ab", "b")])
+def test_what_a_small_window_shows_may_always_be_chance(before: str, after: str) -> None:
+    """The end of "ababab", of "aba", of "abcb": the same again, after more."""
     pieces = Pieces()
-    assert pieces.take("abab", truncated=False) == "abab"
-    # The end of "ababab", and of nothing else.
-    assert pieces.take("abab", truncated=bool(more), last=True) == ""
-    assert pieces.gaps == bool(more)
-    still = Pieces()
-    still.take("abcd", truncated=False)
-    assert still.take("abcd", truncated=True, last=True) == ""
-    assert still.gaps == 0
+    assert pieces.take(before, truncated=False) == before
+    assert pieces.take(after, truncated=True, last=True) == ""
+    assert (pieces.gap, pieces.gaps) == (True, 1)
 
 
 @pytest.mark.parametrize("text", ["€", "😀", "ä"])

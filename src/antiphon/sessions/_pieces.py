@@ -75,10 +75,7 @@ def overlap(before: str, after: str) -> tuple[int, bool]:
     """
     most = min(len(before), len(after))
     if most < SURE:
-        common = _short_overlap(before, after, most)
-        # Nothing has changed, unless what repeats itself has been repeated.
-        same = before == after != "" and not _short_overlap(before, after, most - 1)
-        return common, same
+        return _short_overlap(before, after, most), False
     probe = before[-SURE:]
     found: list[int] = []
     end = most
