@@ -1533,6 +1533,41 @@ async def test_a_turn_that_a_close_cut_with_the_budget_spent_ends_with_a_gap(
             assert (gap.value.expected, gap.value.delivered < 9) == (9, True)
 
 
+@pytest.mark.parametrize("spent", [False, True])
+async def test_a_turn_that_was_left_is_not_given_back_what_a_refused_close_kept(
+    spent: bool,
+) -> None:
+    paused = asyncio.Event()
+    capabilities = {"sessionCapabilities": {"close": {}}}
+    limits = Limits(queue_bytes=1000 if spent else 100_000)
+    async with raw_agent(None, capabilities, limits=limits, telemetry=lambda _: paused.set()) as (
+        peer,
+        raw,
+    ):
+        session = await opened(peer, raw)
+
+        async def leave() -> None:
+            async with session.prompt("x"):
+                await raw.wait("session/close")
+
+        leaving = asyncio.create_task(leave())
+        request = await raw.wait("session/prompt")
+        paused.clear()
+        raw.send(*[raw.update("s1", str(number)) for number in range(8)])
+        await paused.wait()  # they were read: each is told of, or that reading stops
+        closing = asyncio.create_task(session.close())
+        close = await raw.wait("session/close")
+        await raw.wait("session/cancel")
+        raw.refuse(close, -32000)
+        with pytest.raises(RequestError):
+            await closing
+        raw.send(raw.update("s1", "late"), ends(request, "cancelled"))
+        await leaving
+
+        assert peer.connection.queued_bytes == 0
+        assert peer.connection.queued_updates == 0
+
+
 async def test_a_turn_that_was_left_and_fails_for_the_budget_waits_for_no_observer() -> None:
     async with raw_agent(limits=Limits(queue_bytes=1000)) as (peer, raw):
         session = await opened(peer, raw)

@@ -417,6 +417,14 @@ class Inbox:
             self.report(sink.dropped)
             self.turn = turn
 
+    def leave(self, turn: UpdateQueue) -> None:
+        """The open turn's consumer has left: what still comes for it is counted, and not kept."""
+        if self.turn is turn:
+            self.turn = Sink(self.connection)
+        if self._let_go_turn is turn:  # nobody wants it back if the session is not closed after all
+            self._let_go_turn = self._let_go_sink = None
+        self.report(turn.discard())
+
     def turn_ended(self) -> UpdateQueue | None:
         """What comes now belongs to no turn; returns where its updates went."""
         queue, self.turn = self.turn, None

@@ -426,9 +426,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         if queue is not None:
             if queue.cut:  # nobody misses it now
                 queue.cut = self._whole = False
-            if inbox.turn is queue:
-                inbox.turn = Sink(inbox.connection)
-            inbox.report(queue.discard())
+            inbox.leave(queue)
 
 
 class _WindingDown(OutboundCall):
