@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from antiphon import _errors
 from antiphon.schema import v1, v1_unstable
-from antiphon.services import Files, Operation
+from antiphon.services import Files, Operation, Overlay
 from antiphon.services import _files as files_module
 
 if TYPE_CHECKING:
@@ -486,6 +486,242 @@ async def test_a_large_write_that_is_cancelled_ends_before_the_next_begins(root:
     assert first.cancelled()
     assert (root / "f").read_text() == "second"
     assert os.listdir(root) == ["f"]
+
+
+# --- unsaved texts ------------------------------------------------------------------------------
+
+
+class Editor(Overlay):
+    """Open texts by their path, and every question it was asked."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.texts = texts
+        self.asked: list[str] = []
+
+    def read(self, path: str) -> str | None:
+        self.asked.append(path)
+        return self.texts.get(path)
+
+    def write(self, path: str, content: str) -> bool:
+        self.asked.append(path)
+        if path not in self.texts:
+            return False
+        self.texts[path] = content
+        return True
+
+
+class AsyncEditor(Editor):
+    async def read(self, path: str) -> str | None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().read(path)
+
+    async def write(self, path: str, content: str) -> bool:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().write(path, content)
+
+
+@pytest.mark.covers("R1-110")
+@pytest.mark.parametrize("kind", [Editor, AsyncEditor])
+async def test_an_unsaved_text_is_read_and_written_in_place_of_the_file(
+    root: Path, kind: type[Editor]
+) -> None:
+    (root / "open").write_text("saved")
+    (root / "other").write_text("saved")
+    (root / "link").symlink_to("open")
+    editor = kind({f"{root}/open": "not saved", f"{root}/new/file": "never saved"})
+    files = Files(root, overlay=editor)
+    assert await read(files, root / "open") == "not saved"
+    assert await read(files, root / "link") == "not saved"
+    assert await read(files, root / "new" / "file") == "never saved"
+    assert await read(files, root / "other") == "saved"
+    for name in ("link", "new/file", "other"):
+        await write(files, root / name, "by the agent")
+    assert set(editor.texts.values()) == {"by the agent"}
+    assert (root / "open").read_text() == "saved"
+    assert (root / "other").read_text() == "by the agent"
+    assert sorted(os.listdir(root)) == ["link", "open", "other"]
+    assert await read(files, root / "open") == "by the agent"
+
+
+async def test_an_overlay_may_leave_out_either_method(root: Path) -> None:
+    class ReadOnly(Overlay):
+        def read(self, path: str) -> str | None:
+            return "not saved"
+
+    class WriteOnly(Overlay):
+        def write(self, path: str, content: str) -> bool:
+            return True
+
+    (root / "f").write_text("saved")
+    await write(Files(root, overlay=WriteOnly()), root / "f", "taken")
+    assert await read(Files(root, overlay=WriteOnly()), root / "f") == "saved"
+    await write(Files(root, overlay=ReadOnly()), root / "f", "written")
+    assert await read(Files(root, overlay=ReadOnly()), root / "f") == "not saved"
+    assert (root / "f").read_text() == "written"
+
+
+async def test_an_overlay_is_never_asked_about_what_is_refused(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text(SECRET)
+    (root / "l").symlink_to(tmp_path / "out")
+    (root / "d").mkdir()
+    editor = Editor({f"{tmp_path}/out": SECRET, f"{root}/d": SECRET, str(root): SECRET})
+    paths = [f"{tmp_path}/out", f"{root}/l", f"{root}/../out", "out", str(root), f"{root}/d/"]
+    for files in (Files(root, overlay=editor), Files(root, overlay=editor, allow_write=False)):
+        for path in paths:
+            await error_of(read(files, path))
+            await error_of(write(files, path, "x"))
+    await error_of(write(Files(root, overlay=editor), f"{root}/new/", "x"))
+    assert editor.asked == []
+
+
+async def test_an_overlay_is_asked_only_for_what_the_guard_allows(root: Path) -> None:
+    answers = iter([False, False, True, True])
+    kinds: list[str] = []
+
+    async def guard(operation: Operation) -> bool:
+        kinds.append(operation.kind)
+        assert editor.asked == []
+        return next(answers)
+
+    path = f"{root}/f"
+    editor = Editor({path: "not saved"})
+    files = Files(root, overlay=editor, guard=guard, guard_reads=True)
+    assert (await error_of(read(files, path)))[2] == {"reason": "permission_denied"}
+    assert (await error_of(write(files, path, "x")))[2] == {"reason": "permission_denied"}
+    assert await read(files, path) == "not saved"
+    editor.asked.clear()
+    await write(files, path, "x")
+    assert kinds == ["read", "write", "read", "write"]
+    assert editor.texts == {path: "x"}
+
+
+@settings(max_examples=60)
+@given(
+    content=st.text(st.sampled_from("ab\n\r\né漢😀\u2028\ufeff"), max_size=40),
+    line=st.none() | st.integers(0, 9),
+    limit=st.none() | st.integers(0, 9),
+)
+@pytest.mark.covers("R1-108", "R1-110")
+def test_a_window_of_an_unsaved_text_is_that_of_a_file_that_has_it(
+    content: str, line: int | None, limit: int | None
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder).resolve() / "f")
+        Path(path).write_bytes(content.encode())
+        unsaved = Files(folder, overlay=Editor({path: content}))
+        Path(f"{path}2").write_bytes(content.encode())
+        texts = [
+            asyncio.run(read(unsaved, name, line=line, limit=limit)) for name in (path, f"{path}2")
+        ]
+    assert texts[0] == texts[1]
+
+
+async def test_an_unsaved_text_keeps_to_the_limits_of_a_file(root: Path) -> None:
+    path = f"{root}/f"
+    text = "".join(f"{number}\n" for number in range(1_000_000))
+    files = Files(root, overlay=Editor({path: text}), read_bytes=1000)
+    assert await read(files, path, line=900_001, limit=2) == "900000\n900001\n"
+    windows: list[dict[str, Any]] = [{}, {"line": 2}, {"limit": 1001}]
+    for window in windows:
+        assert (await error_of(read(files, path, **window)))[2]["reason"] == "file_too_large"
+    files = Files(root, overlay=Editor({path: "\ud800"}))
+    assert await error_of(read(files, path)) == (
+        -32602,
+        "Invalid params",
+        {"reason": "not_utf8", "path": path},
+    )
+
+
+async def test_what_an_overlay_raises_fails_the_call_and_nothing_is_written(root: Path) -> None:
+    class Broken(Overlay):
+        def read(self, path: str) -> str | None:
+            raise ZeroDivisionError
+
+        async def write(self, path: str, content: str) -> bool:
+            raise _errors.RequestError(-32000, "Locked")
+
+    files = Files(root, overlay=Broken())
+    with pytest.raises(ZeroDivisionError):
+        await read(files, root / "f")
+    assert (await error_of(write(files, root / "f", "x")))[:2] == (-32000, "Locked")
+    assert os.listdir(root) == []
+    assert files._writing == {}
+
+
+@pytest.mark.parametrize("answer", [b"bytes", 1, True])
+async def test_what_is_no_text_is_an_error_of_the_overlay(root: Path, answer: Any) -> None:
+    class Wrong(Overlay):
+        def read(self, path: str) -> str | None:
+            return answer  # type: ignore[no-any-return]
+
+    with pytest.raises(TypeError, match="not str or None"):
+        await read(Files(root, overlay=Wrong()), root / "f")
+
+
+@pytest.mark.parametrize("answer", [False, None, 1, "yes"])
+async def test_only_true_of_an_overlay_keeps_a_write_from_the_disk(root: Path, answer: Any) -> None:
+    class Wrong(Overlay):
+        def write(self, path: str, content: str) -> bool:
+            return answer  # type: ignore[no-any-return]
+
+    await write(Files(root, overlay=Wrong()), root / "f", "x")
+    assert (root / "f").read_text() == "x"
+
+
+async def test_writes_that_an_overlay_takes_keep_their_order_with_the_others(root: Path) -> None:
+    events: list[str] = []
+    go = asyncio.Event()
+
+    class Slow(Overlay):
+        async def write(self, path: str, content: str) -> bool:
+            events.append(f"begin {content}")
+            if content == "1":
+                await go.wait()
+            events.append(f"end {content}")
+            return content != "2"
+
+    files = Files(root, overlay=Slow())
+    tasks = [asyncio.create_task(write(files, root / "f", str(n))) for n in (1, 2, 3)]
+    while not events:
+        await asyncio.sleep(0)
+    assert events == ["begin 1"]
+    go.set()
+    await asyncio.gather(*tasks)
+    assert events == [f"{word} {n}" for n in (1, 2, 3) for word in ("begin", "end")]
+    assert (root / "f").read_text() == "2"
+
+
+async def test_cancelling_a_call_cancels_what_the_overlay_waits_for(root: Path) -> None:
+    ended: list[str] = []
+    started = asyncio.Event()
+
+    class Stuck(Overlay):
+        async def read(self, path: str) -> str | None:
+            await self.wait("read")
+            return None
+
+        async def write(self, path: str, content: str) -> bool:
+            await self.wait("write")
+            return False
+
+        async def wait(self, what: str) -> None:
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(what)
+
+    files = Files(root, overlay=Stuck())
+    for doing in (read(files, root / "f"), write(files, root / "f", "x")):
+        started.clear()
+        task = asyncio.ensure_future(doing)
+        await started.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+    assert ended == ["read", "write"]
+    assert os.listdir(root) == []
+    assert files._writing == {}
 
 
 # --- confinement --------------------------------------------------------------------------------

@@ -1,24 +1,28 @@
 """`fs/read_text_file` and `fs/write_text_file`, confined to directories that were lent.
 
-Finding a path is left to `_confine`, deciding about a write to the guard. What is done here is done
-relative to the descriptor of the place found: exact windows of lines in bounded memory, and writes
-that are seen whole or not at all.
+Finding a path is left to `_confine`, deciding to the guard, what is not saved yet to the overlay.
+What is done here is done relative to the descriptor of the place found: exact windows of lines in
+bounded memory, and writes that are seen whole or not at all.
 
 Small files (up to 256 KiB) are read and written on the event loop: a hop to a thread and back costs
-more than the work. Larger ones, and windows of larger ones, go to the loop's threads, so that a
-2 GiB file delays nobody.
+more than the work. Larger ones, and windows of larger ones, go to the loop's threads, and back to
+the end of the queue there after each 16 MiB: so any number of windows far into 2 GiB files delay
+others by a few slices, and not until they are done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import inspect
+import io
 import os
 import secrets
 import stat
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -27,13 +31,13 @@ from antiphon.services._confine import Pins, not_found, os_failure
 from antiphon.services._context import Operation, denied, permit, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from antiphon.schema import v1_unstable
     from antiphon.services._confine import Place
     from antiphon.services._context import Guard, ServiceContext
 
-__all__ = ["Files"]
+__all__ = ["Files", "Overlay"]
 
 MIB: Final = 1 << 20
 #: The most that one read answers, in bytes of the file (DESIGN §5).
@@ -44,6 +48,8 @@ ANSWER_BYTES: Final = 16 * MIB - 64 * 1024
 #: Up to this size the work is done on the event loop.
 INLINE_BYTES: Final = 256 * 1024
 _CHUNK: Final = 256 * 1024
+# Read in one go before others have their turn: about 10 ms.
+_SLICE_CHUNKS: Final = 64
 # What the schema means by line and limit.
 _UNSIGNED_32: Final = 2**32 - 1
 
@@ -55,6 +61,43 @@ _OPEN: Final = (
 )
 
 _T = TypeVar("_T")
+
+
+class Overlay(Protocol):
+    """What an editor holds of files and has not saved: given as `Files(overlay=…)`.
+
+    Both methods may be plain or async, and are called on the event loop. They are asked only about
+    paths inside the roots, after the guard has allowed it. `path` is the real path, every link
+    resolved: an editor that knows a text by another name compares with `os.path.realpath` of that.
+    The file need not exist. A class that inherits from this one may leave out either method.
+    Source: R1-110.
+
+        class Unsaved(Overlay):
+            def __init__(self) -> None:
+                self.texts: dict[str, str] = {}
+
+            def read(self, path: str) -> str | None:
+                return self.texts.get(path)
+
+            def write(self, path: str, content: str) -> bool:
+                if path not in self.texts:
+                    return False
+                self.texts[path] = content
+                return True
+
+    What they raise fails the agent's call: a `RequestError` as it is, anything else as -32603.
+    A call that is cancelled cancels what it waits for here.
+    """
+
+    def read(self, path: str) -> str | None | Awaitable[str | None]:
+        """The text as it stands in the editor; None: there is none but what is on the disk."""
+        del path
+        return None
+
+    def write(self, path: str, content: str) -> bool | Awaitable[bool]:
+        """Take the new text and return True; anything else: it is to be written to the disk."""
+        del path, content
+        return False
 
 
 class Files:
@@ -74,6 +117,8 @@ class Files:
         guard_reads: ask the guard before each read as well.
         create_parents: whether a write makes the missing directories above the file.
         read_bytes: the most that one read answers, in bytes of the file.
+        overlay: texts that an editor has not saved yet; they are read, and may be written, in
+            place of the files.
 
     Raises:
         OSError: a root does not exist or is no directory.
@@ -88,12 +133,14 @@ class Files:
         guard_reads: bool = False,
         create_parents: bool = True,
         read_bytes: int = READ_BYTES,
+        overlay: Overlay | None = None,
     ) -> None:
         self.allow_write = allow_write
         self.guard = guard
         self.guard_reads = guard_reads
         self.create_parents = create_parents
         self.read_bytes = read_bytes
+        self.overlay = overlay
         self._pins = Pins(roots)
         self._writing: dict[str, asyncio.Future[None]] = {}
 
@@ -134,14 +181,11 @@ class Files:
             if self.guard_reads:
                 # Asked first: a refusal by the guard does not tell what is there.
                 await self._ask("read", place, params.path, ctx)
-            fd, status = _open_regular(place, params.path)
-        window = _Window(fd, params.path, max(line or 1, 1), limit, self.read_bytes)
-        if status.st_size <= INLINE_BYTES:
-            return v1.ReadTextFileResponse(content=window.read())
-        try:
-            return v1.ReadTextFileResponse(content=await _in_thread(window.read))
-        finally:
-            window.stop.set()
+            source: _Buffer | _Descriptor | None = await self._unsaved(place, params.path)
+            if source is None:
+                source = _Descriptor(_open_regular(place, params.path))
+        window = _Window(source, params.path, max(line or 1, 1), limit, self.read_bytes)
+        return v1.ReadTextFileResponse(content=await window.read())
 
     async def write_text_file(
         self, params: v1_unstable.WriteTextFileRequest, ctx: ServiceContext
@@ -150,8 +194,10 @@ class Files:
 
         The text goes to a new file beside the old one, which is then renamed over it; a link
         inside the roots is followed and stays. That is safe against a crash of this process, not
-        against a loss of power. Writes to one file happen one after the other in the order in
-        which they came. Source: R1-106.
+        against a loss of power. A process that is killed meanwhile leaves the old file as it was,
+        and beside it a `.antiphon-` and 16 hexadecimal digits, which nothing needs any more.
+        Writes to one file happen one after the other in the order in which they came; of those of
+        several processes, the file has one, whole. Source: R1-106.
 
         Raises:
             RequestError: -32602 with the reasons of `Roots.locate`, `not_a_regular_file` or
@@ -178,6 +224,11 @@ class Files:
                 await turn.wait()
                 if self.allow_write is None:
                     await self._ask("write", place, params.path, ctx)
+                if (
+                    self.overlay is not None
+                    and await _value(self.overlay.write(place.path, params.content)) is True
+                ):
+                    return v1.WriteTextFileResponse()
                 work = partial(_replace, place, content, params.path)
                 handed_over = True
                 if len(content) <= INLINE_BYTES:
@@ -202,8 +253,20 @@ class Files:
                 title=f"{kind.capitalize()} {place.path}",
                 path=place.path,
                 requested=requested,
+                roots=tuple(ctx.roots),
             ),
         )
+
+    async def _unsaved(self, place: Place, path: str) -> _Buffer | None:
+        if self.overlay is None or place.leaf is None or place.wants_directory:
+            return None
+        text = await _value(self.overlay.read(place.path))
+        if text is None:
+            return None
+        if not isinstance(text, str):
+            what = f"the overlay's read answered {type(text).__name__}, not str or None"
+            raise TypeError(what)
+        return _Buffer(text, path)
 
     async def release_session(self, session_id: str) -> None:
         """Forget what the session's roots were pinned to. Idempotent, never suspended."""
@@ -265,7 +328,12 @@ def _count(value: int | msgspec.UnsetType | None, default: int | None) -> int | 
     return value
 
 
-def _open_regular(place: Place, path: str) -> tuple[int, os.stat_result]:
+async def _value(answer: object) -> object:
+    """What a function of the overlay answers, which may be plain or async."""
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _open_regular(place: Place, path: str) -> int:
     if place.leaf is not None and not place.exists:
         raise not_found(path)
     if place.leaf is None:
@@ -280,12 +348,11 @@ def _open_regular(place: Place, path: str) -> tuple[int, os.stat_result]:
         raise os_failure("io_error", path, error) from error
     try:
         # What counts is what was opened.
-        status = os.fstat(fd)
-        _require_regular(status, path)
+        _require_regular(os.fstat(fd), path)
     except BaseException:
         os.close(fd)
         raise
-    return fd, status
+    return fd
 
 
 def _check_replaceable(place: Place, path: str) -> None:
@@ -306,55 +373,134 @@ def _require_regular(status: os.stat_result, path: str) -> None:
         raise refusal("not_a_regular_file", path=path)
 
 
-class _Window:
-    """Reads lines `line` to `line + limit - 1` of an open file (owned), holding no others."""
+class _Descriptor:
+    """An open regular file (owned)."""
 
-    def __init__(self, fd: int, path: str, line: int, limit: int | None, most: int) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def read(self, size: int) -> bytes:
+        return os.read(self._fd, size)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class _Buffer:
+    """A text that is not saved, in the bytes that it would have in the file."""
+
+    def __init__(self, text: str, path: str) -> None:
+        try:
+            content = text.encode()
+        except UnicodeEncodeError as error:
+            raise refusal("not_utf8", path=path) from error
+        self._size = len(content)
+        self._content = io.BytesIO(content)
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, size: int) -> bytes:
+        return self._content.read(size)
+
+    def close(self) -> None:
+        self._content.close()
+
+
+class _Window:
+    """Reads lines `line` to `line + limit - 1` of a source (owned), holding no others."""
+
+    def __init__(
+        self, source: _Descriptor | _Buffer, path: str, line: int, limit: int | None, most: int
+    ) -> None:
+        self._source = source
         self._path = path
         self._skip = line - 1
-        self._limit = limit
+        self._wanted = limit
         self._most = most
-        self.stop = threading.Event()
+        self._kept = bytearray()
+        # The source is closed by whoever is the last to use it: the loop or, if the call is
+        # cancelled during a slice, the thread.
+        self._lock = threading.Lock()
+        self._in_slice = False
+        self._given_up = False
 
-    def read(self) -> str:
+    async def read(self) -> str:
+        """The text of the window.
+
+        Raises:
+            RequestError: it is too large, no UTF-8, or the system failed.
+        """
         try:
-            return self._text(self._bytes())
+            size = self._source.size()
+            if not self._skip and self._wanted is None and size > self._most:
+                raise self._too_large()
+            # A file that says it is small may be none: those of /proc say 0.
+            if size <= INLINE_BYTES and self._advance(2):
+                return self._text()
+            while (text := await _in_thread(self._slice)) is None:
+                pass
+            return text
         except OSError as error:
             raise os_failure("io_error", self._path, error) from error
         finally:
-            os.close(self._fd)
+            self._give_up()
 
-    def _bytes(self) -> bytearray:
-        kept = bytearray()
-        skip, wanted = self._skip, self._limit
-        if wanted == 0:
-            return kept
-        if not skip and wanted is None and os.fstat(self._fd).st_size > self._most:
+    def _slice(self) -> str | None:
+        """Read on for a while, in a thread; the text if the window is complete."""
+        with self._lock:
+            if self._given_up:
+                return ""
+            self._in_slice = True
+        try:
+            return self._text() if self._advance(_SLICE_CHUNKS) else None
+        finally:
+            with self._lock:
+                self._in_slice = False
+                if self._given_up:
+                    self._source.close()
+
+    def _give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+            if not self._in_slice:
+                self._source.close()
+
+    def _advance(self, chunks: int) -> bool:
+        """Read up to so many chunks; whether the window is complete."""
+        for _ in range(chunks):
+            if self._wanted == 0 or self._given_up:
+                return True
+            chunk = self._source.read(_CHUNK)
+            if not chunk:
+                return True
+            self._take(chunk)
+        return False
+
+    def _take(self, chunk: bytes) -> None:
+        start = 0
+        if self._skip:
+            ends = chunk.count(b"\n")
+            if ends < self._skip:
+                self._skip -= ends
+                return
+            start = _after_line(chunk, 0, self._skip)
+            self._skip = 0
+        end = len(chunk)
+        if self._wanted is not None:
+            ends = chunk.count(b"\n", start)
+            if ends >= self._wanted:
+                end = _after_line(chunk, start, self._wanted)
+            self._wanted -= min(ends, self._wanted)
+        self._kept += memoryview(chunk)[start:end]
+        if len(self._kept) > self._most:
             raise self._too_large()
-        while not self.stop.is_set() and (chunk := os.read(self._fd, _CHUNK)):
-            start = 0
-            if skip:
-                ends = chunk.count(b"\n")
-                if ends < skip:
-                    skip -= ends
-                    continue
-                start = _after_line(chunk, 0, skip)
-                skip = 0
-            if wanted is None:
-                kept += memoryview(chunk)[start:]
-            else:
-                ends = chunk.count(b"\n", start)
-                end = _after_line(chunk, start, wanted) if ends >= wanted else len(chunk)
-                kept += memoryview(chunk)[start:end]
-                wanted -= min(ends, wanted)
-            if len(kept) > self._most:
-                raise self._too_large()
-            if wanted == 0:
-                break
-        return kept
 
-    def _text(self, content: bytearray) -> str:
+    def _text(self) -> str:
+        content = self._kept
         try:
             text = content.decode()
         except UnicodeDecodeError as error:
@@ -422,7 +568,9 @@ def _write_beside_and_rename(place: Place, content: bytes, path: str) -> None:
             os.close(fd)
         os.rename(beside, leaf, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
-        os.unlink(beside, dir_fd=directory)
+        # It may be gone already, and that is not what failed.
+        with contextlib.suppress(OSError):
+            os.unlink(beside, dir_fd=directory)
         raise
 
 
