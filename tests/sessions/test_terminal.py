@@ -278,8 +278,48 @@ async def test_a_release_that_finds_no_room_is_sent_when_there_is() -> None:
         assert life(raw) == [1, 1]
 
 
+@pytest.mark.covers("R1-116")
+async def test_what_was_created_is_released_though_its_end_cannot_be_watched() -> None:
+    async def act(turn: Turn) -> None:
+        peer = turn.peer
+
+        def open_request(params: Any, timeout: Any) -> Any:
+            if isinstance(params, v1.WaitForTerminalExitRequest):
+                raise LimitExceeded("unsent_bytes", 1, 2)
+            return type(peer).open_request(peer, params, timeout)
+
+        peer.open_request = open_request  # type: ignore[method-assign]
+        with pytest.raises(LimitExceeded):
+            async with turn.run("make", timeout=5):
+                raise AssertionError
+
+    async with prompted(act) as raw:
+        await created(raw)
+        await released(raw)
+        assert await reason(raw) == "end_turn"
+        assert life(raw) == [1, 1]
+
+
+async def test_a_command_is_run_once() -> None:
+    async def act(turn: Turn) -> None:
+        command = turn.run("make")
+        async with command:
+            pass
+        with pytest.raises(RuntimeError, match="run once"):
+            async with command:
+                raise AssertionError
+
+    async with prompted(act) as raw:
+        await created(raw)
+        await released(raw)
+        assert await reason(raw) == "end_turn"
+
+
 async def test_arguments_are_no_text_and_a_command_is_one() -> None:
     async def act(turn: Turn) -> None:
+        for seconds in (-1, float("nan")):
+            with pytest.raises(ValueError, match="timeout is a number of seconds"):
+                turn.run("make", timeout=seconds)
         with pytest.raises(TypeError, match="arguments are a list"):
             turn.run("make", "test")
         with pytest.raises(TypeError, match="list is no command"):
@@ -713,6 +753,25 @@ async def test_a_client_that_only_tells_of_the_end_with_the_output_is_enough() -
     async with lent(act, client):
         pass
     assert got == ["one"]
+
+
+@pytest.mark.virtual_time
+async def test_output_that_goes_on_after_the_exit_ends_the_iteration_all_the_same() -> None:
+    """Of what the command has left running, at a client that does not say with it that it is over."""
+    client, got = Lender(no_exit_status=True), list[str]()
+    client.exit.set()
+
+    async def act(turn: Turn) -> None:
+        async with turn.run("make") as command:
+            async for text in command:
+                got.append(text)
+                client.written += "more "
+
+    client.written = "more "
+    async with lent(act, client):
+        pass
+    assert 1 < len(got) < 50
+    assert client.calls == ["create", "release"]
 
 
 @pytest.mark.virtual_time

@@ -39,6 +39,8 @@ log = logging.getLogger("antiphon.agent")
 #: of the command is not waited for with them.
 SOON: Final = 0.05
 LATE: Final = 0.5
+#: How often more may come after the exit, where the output does not say that it is all.
+LATE_LOOKS: Final = 20
 #: Characters a second that looking may cost; all that the client keeps comes with every look.
 RATE: Final = 1 << 22
 #: Seconds for which a create that was given up may still be answered.
@@ -82,9 +84,13 @@ class Terminal:
     def __init__(
         self, turn: Turn, params: v1.CreateTerminalRequest, timeout: float | None = None
     ) -> None:
+        if timeout is not None and not timeout >= 0:
+            msg = f"timeout is a number of seconds, or None for no bound, not {timeout!r}"
+            raise ValueError(msg)
         self._turn = turn
         self._params = params
         self._timeout = timeout
+        self._entered = False
         self._timer: asyncio.TimerHandle | None = None
         self._pieces = Pieces()
         #: The request that waits for its exit, and what comes of it.
@@ -96,6 +102,7 @@ class Terminal:
         self._failure: BaseException | None = None
         self._iterating = False
         self._over = False
+        self._late_looks = 0
         self._pause = 0.0
         self.id = ""
         self.status: ExitStatus | None = None
@@ -116,7 +123,11 @@ class Terminal:
 
     async def __aenter__(self) -> Self:
         turn = self._turn
+        if self._entered:
+            msg = "a command is run once: call `run` again"
+            raise RuntimeError(msg)
         turn.session.fire(Event.USE, turn)
+        self._entered = True
         was_cancelled = turn.cancelled
         peer = turn.peer
         call = peer.open_request(self._params, UNSET)
@@ -134,10 +145,13 @@ class Terminal:
         if turn.cancelled and not was_cancelled:
             self.kill_soon()
         if self._timeout is not None:
+            try:
+                self._watch()
+            except AntiphonError as failure:  # it was created, so it is to be released
+                await self.__aexit__(type(failure), failure, None)
+                raise
             self._watched_on = True
-            self._watch()
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._timeout, self._time_is_up)
+            self._timer = turn.peer.connection.loop.call_later(self._timeout, self._time_is_up)
         return self
 
     async def __aexit__(
@@ -353,14 +367,15 @@ class Terminal:
             await asyncio.sleep(self._pause)
         known = self.status is not None
         response = await self.output()
+        output, truncated = response.output, response.truncated
         last = or_none(response.exit_status) is not None
-        text = self._pieces.take(response.output, truncated=response.truncated, last=last)
-        if known and not last and not text:
-            # A client that does not say it here: as long as more comes, it is not all.
-            text, last = (
-                self._pieces.take(response.output, truncated=response.truncated, last=True),
-                True,
-            )
+        text = self._pieces.take(output, truncated=truncated, last=last)
+        if known and not last:
+            # A client that says it elsewhere only: as long as more comes, it was not all.
+            self._late_looks += 1
+            last = not text or self._late_looks > LATE_LOOKS
+            if last:
+                text += self._pieces.take(output, truncated=truncated, last=True)
         self._over = last
         self._failure = None if last else failure
         pause = SOON if text or known else min(max(self._pause, SOON) * 1.5, LATE)
