@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from antiphon.services import Files, Terminals
     from antiphon.sessions import AgentPeer, ClientContext, Extensions, Observer
 
-__all__ = ["Client", "Permissions"]
+__all__ = ["Client", "Deciding"]
 
 log = logging.getLogger("antiphon.client")
 
 Decision: TypeAlias = "str | bool | v1.RequestPermissionResponse | None"
 Decide: TypeAlias = "Callable[[v1.RequestPermissionRequest, Any], Decision | Awaitable[Decision]]"
 #: How permission requests are decided: always the same way, or by asking a function.
-Permissions: TypeAlias = "Literal['allow', 'deny'] | Decide"
+Deciding: TypeAlias = "Literal['allow', 'deny'] | Decide"
 
 _ALLOWING = ("allow_once", "allow_always")
 _REJECTING = ("reject_once", "reject_always")
@@ -52,11 +52,13 @@ class Client(ClientHandlers):
     Args:
         files: serves `fs/*`, e.g. `antiphon.services.Files(".")`.
         terminals: serves `terminal/*`, e.g. `antiphon.services.Terminals()`.
-        permissions: "deny" (the default), "allow", or a function of (params, ctx), async or sync, that
+        permissions: "deny" (the default), "allow", `antiphon.services.Permissions`, or a function of
+            (params, ctx), async or sync, that
             returns an offered option's id, True or False (an option is picked by its kind), None for
             "cancelled", or a whole response. What it raises refuses. A denial picks a reject option,
             else "cancelled", never an option that allows (R1-104). A sync one must not block: it
-            holds up the event loop (with `antiphon.sync` it may).
+            holds up the event loop (with `antiphon.sync` it may). What has a `guard`, as
+            `Permissions` has, becomes the guard of `files` and `terminals` that have none.
         on_update: called with each `Update` of every session, in order; sync or async. The next
             update and the answers about that session wait for it.
 
@@ -73,7 +75,7 @@ class Client(ClientHandlers):
         *,
         files: Files | None = None,
         terminals: Terminals | None = None,
-        permissions: Permissions = "deny",
+        permissions: Deciding = "deny",
         on_update: Observer | None = None,
     ) -> None:
         if permissions not in ("allow", "deny") and not callable(permissions):
@@ -82,6 +84,14 @@ class Client(ClientHandlers):
         self.files = files
         self.terminals = terminals
         self.permissions = permissions
+        guard = getattr(permissions, "guard", None)
+        if guard is not None:
+            # One policy for what the agent asks about and what it does without asking.
+            reads = bool(getattr(permissions, "concerns_reads", True))
+            for service in (files, terminals):
+                guard_with = getattr(service, "guard_with", None)
+                if guard_with is not None:
+                    guard_with(guard, reads=reads)
         self.on_update = on_update
 
     async def request_permission(
@@ -155,8 +165,11 @@ class Client(ClientHandlers):
         return decode(v1_unstable.ClientCapabilities, encode_checked(tree))
 
     async def sessions_closed(self, session_ids: Sequence[str]) -> None:
-        """Let go of what was lent to these sessions: their terminals end, their roots are forgotten."""
-        for service in (self.files, self.terminals):
+        """Let go of what was lent to these sessions: their terminals end, their roots are forgotten.
+
+        So are the answers that `Permissions` remembers for them.
+        """
+        for service in (self.files, self.terminals, self.permissions):
             release = getattr(service, "release_session", None)
             if release is not None:
                 for session_id in session_ids:

@@ -17,9 +17,9 @@ too (Jupyter's), errors are the same exceptions, and any thread may call, severa
 
 What runs where:
 
-* A plain function given as `permissions` is called in a thread that waits for the agent (in `run`, in
-  the `for` loop, in any call): it may ask with `input()` and take its time. While nobody waits, the
-  agent waits for its answer.
+* A plain function given as `permissions`, or to `antiphon.services.Permissions` as its `ask`, is called
+  in a thread that waits for the agent (in `run`, in the `for` loop, in any call): it may ask with
+  `input()` and take its time. While nobody waits, the agent waits for its answer.
 * All else that is called back (async handlers of the `Client`, services, `on_update`, `stderr`,
   `record`, `telemetry`) runs on the background thread: it must not block, and cannot call what is in
   this module.
@@ -49,30 +49,24 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
     from types import TracebackType
-    from typing import Literal
 
     from antiphon import sessions
-    from antiphon._client import Decision
+    from antiphon._client import Deciding, Decision
     from antiphon.core import Limits
     from antiphon.schema import v1, v1_unstable
     from antiphon.sessions import Extensions, Observer, PromptOutcome, SessionView
     from antiphon.transports import Environment, Transport
 
     Prompt: TypeAlias = str | v1.ContentBlock | Sequence[str | v1.ContentBlock]
-    Decide: TypeAlias = Callable[[v1.RequestPermissionRequest, Any], Decision | Awaitable[Decision]]
 
 __all__ = ["AgentPeer", "Process", "PromptTurn", "Session", "Updates", "connect", "spawn"]
-
-#: How permission requests are decided; see `antiphon.Client`. A plain function is called in the thread
-#: that waits for the agent, an async one on the background thread.
-Permissions: TypeAlias = "Literal['allow', 'deny'] | Decide"
 
 
 def spawn(
     argv: Sequence[str],
     *,
     client: Client | None = None,
-    permissions: Permissions | None = None,
+    permissions: Deciding | None = None,
     cwd: str | os.PathLike[str] | None = None,
     env: Environment = None,
     stderr: _connect.Stderr = None,
@@ -91,7 +85,8 @@ def spawn(
         argv: the command, one argument each; no shell is involved.
         client: what is lent to the agent and how it is answered; by default nothing, and no.
         permissions: how permission requests are decided, instead of as `client` says. May be a
-            plain function of (params, ctx).
+            plain function of (params, ctx); `antiphon.services.Permissions` also guards what
+            `client` lends.
         cwd: directory of the process; by default ours.
         env: what it sees of our environment, as for `antiphon.spawn`; by default all of it.
         stderr: called with each line it writes to its standard error; or a path, or "inherit".
@@ -129,7 +124,7 @@ def connect(
     transport: Transport,
     *,
     client: Client | None = None,
-    permissions: Permissions | None = None,
+    permissions: Deciding | None = None,
     unstable: bool = False,
     limits: Limits | None = None,
     record: _connect.Record | None = None,
@@ -840,7 +835,7 @@ _T = TypeVar("_T")
 def _open(
     connecting: Callable[..., _connect.Connecting],
     client: Client | None,
-    permissions: Permissions | None,
+    permissions: Deciding | None,
 ) -> AgentPeer:
     client = Client() if client is None else client
     decide: Any = client.permissions
@@ -850,13 +845,17 @@ def _open(
             raise TypeError(msg)
         decide = permissions
     ask: _Ask | None = None
-    if callable(decide) and not inspect.iscoroutinefunction(decide):
+    policy = getattr(decide, "guard", None) is not None
+    if callable(decide) and not policy and not inspect.iscoroutinefunction(decide):
         decide = ask = _Ask(decide)
-    if decide is not client.permissions:
-        client = _Lent(client, decide)
+    lent = None
+    if policy or decide is not client.permissions:
+        client = lent = _Lent(client, decide)
     resident = Resident(connecting(client=client))
     if ask is not None:
         ask.resident = resident
+    if lent is not None and policy:
+        lent.asking = resident.ask
     return AgentPeer(resident, resident.open())
 
 
@@ -877,7 +876,10 @@ class _Lent(Client):
     """A client as it is, but for who decides."""
 
     def __init__(self, client: Client, decide: Any) -> None:
-        super().__init__(permissions=decide)
+        # With the services, so that a policy guards them.
+        super().__init__(files=client.files, terminals=client.terminals, permissions=decide)
+        #: Calls a plain function in a thread that waits, for a policy that asks.
+        self.asking: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
         self._client = client
         vars(self)["info"] = client.info  # declared for the class, and read from the instance
 
@@ -886,8 +888,24 @@ class _Lent(Client):
             name == "request_permission"
             and type(self._client).request_permission is Client.request_permission
         ):
-            return self.request_permission
-        return self._client.find_handler(name)
+            return self._asking_here(self.request_permission)
+        return self._asking_here(self._client.find_handler(name))
+
+    def _asking_here(
+        self, handler: Callable[[Any, Any], Awaitable[Any]] | None
+    ) -> Callable[[Any, Any], Awaitable[Any]] | None:
+        if handler is None or getattr(self.permissions, "guard", None) is None:
+            return handler
+        from antiphon.services._permissions import asking_thread
+
+        async def asking(params: Any, ctx: Any) -> Any:
+            token = asking_thread.set(self.asking)
+            try:
+                return await handler(params, ctx)
+            finally:
+                asking_thread.reset(token)
+
+        return asking
 
     def extensions(self) -> Extensions:
         return self._client.extensions()
@@ -900,6 +918,8 @@ class _Lent(Client):
 
     async def sessions_closed(self, session_ids: Sequence[str]) -> None:
         await self._client.sessions_closed(session_ids)
+        if self.permissions is not self._client.permissions:
+            await Client(permissions=cast("Any", self.permissions)).sessions_closed(session_ids)
 
 
 async def _opened(opening: Callable[[], sessions.SessionOpening]) -> sessions.Session:

@@ -371,6 +371,7 @@ async def test_the_guard_is_asked_for_the_command_as_it_will_run(root: Path) -> 
             command=["echo", "a b"],
             cwd=f"{root}/d",
             env={"X": "1"},
+            roots=(str(root),),
         ),
         Operation(
             kind="execute",
@@ -378,6 +379,7 @@ async def test_the_guard_is_asked_for_the_command_as_it_will_run(root: Path) -> 
             title="echo hi | wc -c",
             command=["/bin/sh", "-c", "echo hi | wc -c"],
             cwd=str(root),
+            roots=(str(root),),
         ),
     ]
     await terminals.aclose()

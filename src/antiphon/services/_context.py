@@ -44,6 +44,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         cwd: of a command: the directory it will run in, every link resolved.
         env: of a command: what the agent adds to its environment. It can change the meaning of a
             command that looks harmless (`PATH`, `LD_PRELOAD`).
+        roots: the session's directories, as it names them, its `cwd` first.
     """
 
     kind: Literal["read", "write", "execute"]
@@ -54,6 +55,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str] | None = None
     cwd: str | None = None
     env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    roots: tuple[str, ...] = ()
 
 
 #: Asked before every write and every command, and before reads where that is wanted; anything but

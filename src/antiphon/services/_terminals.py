@@ -162,6 +162,7 @@ class Terminals:
                         command=argv,
                         cwd=place.path,
                         env=added,
+                        roots=tuple(ctx.roots),
                     ),
                 )
             finally:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from antiphon.sessions._agent_peer import AgentPeer
     from antiphon.sessions._session import Session
     from antiphon.sessions._update import Update
+    from antiphon.sessions._view import ToolCallView
 
 __all__ = ["ClientContext", "ClientHandlersLike", "ClientRouter", "as_observer"]
 
@@ -75,6 +76,12 @@ class ClientContext(Context):
     def roots(self) -> Sequence[str]:
         session = self.session
         return () if session is None else session.roots
+
+    def known_tool_call(self, tool_call_id: str) -> ToolCallView | None:
+        """What the session's view knows of a tool call; None where nobody has looked at the view."""
+        session = self.session
+        view = None if session is None else session.inbox.view
+        return None if view is None else view.tool_calls.get(tool_call_id)
 
 
 class ClientRouter(SideRouter):

@@ -1,0 +1,768 @@
+"""The rule language: what an agent wants (`Call`), what is said about it (`Rule`), who wins (`Policy`).
+
+Pure: nothing is asked, read from disk or remembered here; that is `Permissions`' (`_permissions`).
+A decision is a function of the rules and the call alone, so it can be tried out (`antiphon policy test`).
+
+What a call says of itself is an agent's word. Two principles keep a lie from widening anything:
+
+* A rule that allows has to fit everything that the call says and shows: all its paths, every kind that
+  its content makes it. A rule that denies or asks has to fit any of it.
+* What is unclear is never allowed: where a rule that denies or asks could not be excluded because the
+  call does not say what the rule is about, and where the call cannot be taken at its word (`Call.doubt`),
+  an allowance becomes a question.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+
+import msgspec
+
+from antiphon.schema import v1
+from antiphon.services._globs import GlobError, PathGlob, names_of, text_glob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from antiphon.schema import v1_unstable
+    from antiphon.services._context import Operation
+
+__all__ = ["Call", "Policy", "PolicyError", "Rule", "Verdict", "Word", "spelled"]
+
+Word: TypeAlias = Literal["allow", "deny", "ask"]
+
+WORDS: Final = ("allow", "deny", "ask")
+#: Rules of one policy: each is tried for each call.
+MAX_RULES: Final = 1000
+#: Paths of one call that are looked at; a call with more is in doubt.
+MAX_PATHS: Final = 256
+#: Characters of a path, as in `Roots.locate`; and of a title.
+MAX_PATH: Final = 4096
+MAX_TITLE: Final = 64 * 1024
+
+#: Where two spellings can be one file, a rule that must not be slipped past takes them for one.
+_CASE_IS_NOTHING: Final = sys.platform in {"darwin", "win32"}
+
+_FILE_KINDS: Final = frozenset({"read", "edit", "delete", "move", "search", "other"})
+_COMMAND_KINDS: Final = frozenset({"execute", "other"})
+_OPERATION_KINDS: Final = {"read": "read", "write": "edit", "execute": "execute"}
+# What a shell passes on as it is. A first word with "=" is an assignment, so it is not among these.
+_WORD: Final = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+_FIRST_WORD: Final = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
+_SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "ash", "fish"})
+_STANDARD_SHELLS: Final = frozenset(
+    folder + shell for folder in ("", "/bin/", "/usr/bin/") for shell in _SHELLS - {"fish"}
+)
+# Programs that run what their arguments say: what a line of theirs does, its first word does not tell.
+_RUNNERS: Final = _SHELLS.union(
+    ("env", "sudo", "doas", "su", "nice", "ionice", "nohup", "timeout", "time", "setsid", "stdbuf"),
+    ("xargs", "parallel", "find", "command", "exec", "eval", "busybox", "script", "unshare"),
+    ("chroot", "watch", "strace"),
+)
+_PATH_KEYS: Final = (
+    *("path", "file_path", "filePath", "filepath", "file", "filename", "abs_path", "absolute_path"),
+    *("absolutePath", "notebook_path", "notebookPath", "target_file", "source", "destination"),
+    *("old_path", "new_path", "oldPath", "newPath", "paths", "files"),
+)
+_COMMAND_KEYS: Final = ("command", "cmd", "argv")
+_CWD_KEYS: Final = ("cwd", "workdir", "working_directory", "workingDirectory")
+# A home or a drive or a scheme: nobody here can say which file that is.
+_ODD_PATH: Final = re.compile(r"~|[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+class PolicyError(ValueError):
+    """A policy that cannot be used as it is written.
+
+    Attributes:
+        file: where it stands, None if it is not from a file.
+        rule: which rule: its number, from 1, and its name if it has one; "" for the policy itself.
+        key: which key of it; "" if it is about none.
+    """
+
+    def __init__(
+        self, problem: str, *, file: str | None = None, rule: str = "", key: str = ""
+    ) -> None:
+        where = ", ".join(part for part in (file, rule, key) if part)
+        super().__init__(f"{where}: {problem}" if where else problem)
+        self.problem = problem
+        self.file = file
+        self.rule = rule
+        self.key = key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.problem, self.file, self.rule, self.key)
+
+
+def _again(problem: str, file: str | None, rule: str, key: str) -> PolicyError:
+    return PolicyError(problem, file=file, rule=rule, key=key)
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent wants to do, as far as rules are concerned with it.
+
+    Attributes:
+        kind: the protocol's word: read, edit, delete, move, search, execute, fetch, think, switch_mode
+            or other. As the agent says it, so nothing to rely on; see `kinds`.
+        title: one line for a person, in the agent's words.
+        paths: the files that it names, absolute and lexically normalised.
+        changes: those of them of which it shows what will stand there.
+        command: the argument list that will be run, None if it runs none. A line for a shell is
+            `("/bin/sh", "-c", line)`, one of plain words is their list.
+        cwd: where the command will run.
+        env: what the agent adds to its environment.
+        session_id: the session on whose behalf.
+        roots: the session's directories, its `cwd` first; relative globs begin there.
+        aliases: for roots that are reached through links: how they are spelled, and where they are.
+        doubt: why it cannot be taken at its word ("" if it can). It is then never allowed by a
+            rule, only by whoever is asked.
+    """
+
+    kind: str = "other"
+    title: str = ""
+    paths: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    command: tuple[str, ...] | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    session_id: str = ""
+    roots: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    doubt: str = ""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What it is: as it says, and what its content makes it whatever it says."""
+        found = [self.kind]
+        if self.command is not None:
+            found.append("execute")
+        if self.changes:
+            found.append("edit")
+        return tuple(dict.fromkeys(found))
+
+    @classmethod
+    def of_request(
+        cls,
+        params: v1_unstable.RequestPermissionRequest,
+        roots: Sequence[str] = (),
+        *,
+        known: Any = None,
+        aliases: Sequence[tuple[str, str]] = (),
+    ) -> Call:
+        """What a permission request is about.
+
+        Args:
+            params: the request. Its tool call may be a patch of what was said before.
+            roots: the session's directories.
+            known: what is known of the tool call by now (a `ToolCallView`, or anything with its
+                attributes `title`, `kind`, `content`, `locations` and `raw_input`), where the
+                request itself is silent.
+            aliases: see `Call`.
+        """
+        return _read_request(params, roots, known, tuple(aliases))
+
+    @classmethod
+    def of_operation(
+        cls,
+        operation: Operation,
+        roots: Sequence[str] = (),
+        *,
+        aliases: Sequence[tuple[str, str]] = (),
+    ) -> Call:
+        """What a service is about to do: "read" is read, "write" is edit, "execute" is execute."""
+        unclear = _Unclear()
+        paths = () if operation.path is None else (unclear.path(operation.path, ()),)
+        command = None if operation.command is None else _plain(tuple(operation.command))
+        if not roots:
+            unclear.because("the session's directories are not known")
+        return cls(
+            kind=_OPERATION_KINDS[operation.kind],
+            title=operation.title[:MAX_TITLE],
+            paths=paths,
+            command=command,
+            cwd=operation.cwd,
+            env=dict(operation.env),
+            session_id=operation.session_id,
+            roots=tuple(roots),
+            aliases=tuple(aliases),
+            doubt=unclear.reason,
+        )
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One rule. Every key that is given has to match; several globs in a key are alternatives.
+
+    Args:
+        decision: "allow", "deny" or "ask".
+        name: what it is called where it decides.
+        kind: globs of the call's kind.
+        title: globs of its title.
+        path: path globs. One that allows needs a path and all of them to match, others one of them.
+        command: globs of the program. Without a slash they match a bare name only (for rules that
+            deny or ask, the last component of a path too); with one, the program's whole path.
+        args: globs of the arguments, one each; a last "**" takes any number. [] means none.
+        cwd: path globs of the directory that a command runs in.
+        session: globs of the session's id.
+        env: globs of names of environment variables that the agent adds: one that allows needs all
+            of them to match, others one. A rule that allows a `command` and has no `env` does not
+            match if there are any.
+        deadline: of a rule that asks: seconds for the answer, instead of the policy's.
+
+    Raises:
+        PolicyError: a value that means nothing.
+    """
+
+    decision: Word
+    name: str = ""
+    kind: str | Sequence[str] = ()
+    title: str | Sequence[str] = ()
+    path: str | Sequence[str] = ()
+    command: str | Sequence[str] = ()
+    args: Sequence[str] | None = None
+    cwd: str | Sequence[str] = ()
+    session: str | Sequence[str] = ()
+    env: str | Sequence[str] = ()
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        _Matcher(self)
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rules say about a call.
+
+    Attributes:
+        decision: "allow", "deny" or "ask".
+        rule: the rule that decided, None if it was `default` or `reads`.
+        number: its place, from 1.
+        why: in words.
+        deadline: seconds for the answer that the rule gives, None if it gives none.
+    """
+
+    decision: Word
+    rule: Rule | None = None
+    number: int | None = None
+    why: str = ""
+    deadline: float | None = None
+
+
+class Policy:
+    """Rules in their order, and what is decided where none matches.
+
+    Args:
+        rules: the first that matches decides.
+        default: what no rule matches.
+        reads: what no rule matches and is nothing but a read.
+
+    Raises:
+        PolicyError: another word, or more than 1000 rules.
+    """
+
+    def __init__(
+        self, rules: Iterable[Rule] = (), *, default: Word = "ask", reads: Word = "allow"
+    ) -> None:
+        for key, word in (("default", default), ("reads", reads)):
+            if word not in WORDS:
+                raise PolicyError(f"{_one_of(WORDS)}, not {word!r}", key=key)
+        self.rules = tuple(rules)
+        if len(self.rules) > MAX_RULES:
+            raise PolicyError(f"{len(self.rules)} rules; at most {MAX_RULES} are tried in order")
+        self.default: Word = default
+        self.reads: Word = reads
+        self._matchers = [_Matcher(rule) for rule in self.rules]
+
+    @property
+    def concerns_reads(self) -> bool:
+        """Whether anything but an allowance could come of a read."""
+        return self.reads != "allow" or any(matcher.concerns_reads for matcher in self._matchers)
+
+    def judge(self, call: Call) -> Verdict:
+        """What the rules say; asks nobody."""
+        unclear: tuple[int, Rule] | None = None
+        facts = _Facts(call)
+        for number, matcher in enumerate(self._matchers, 1):
+            matched = matcher.match(facts)
+            if matched is None and unclear is None:
+                unclear = number, matcher.rule
+            if matched:
+                rule = matcher.rule
+                return self._clear(
+                    Verdict(
+                        decision=rule.decision,
+                        rule=rule,
+                        number=number,
+                        why=f"{_named(number, rule)} matches",
+                        deadline=rule.deadline,
+                    ),
+                    call,
+                    unclear,
+                )
+        key = "reads" if call.kinds == ("read",) else "default"
+        word = self.reads if key == "reads" else self.default
+        return self._clear(
+            Verdict(decision=word, why=f"no rule matches: {key} = {word!r}"), call, unclear
+        )
+
+    def _clear(self, verdict: Verdict, call: Call, unclear: tuple[int, Rule] | None) -> Verdict:
+        if verdict.decision != "allow" or not self.rules:
+            return verdict
+        if call.doubt:
+            return Verdict(
+                decision="ask",
+                rule=verdict.rule,
+                number=verdict.number,
+                why=f"{verdict.why}, but {call.doubt}",
+            )
+        if unclear is not None:
+            number, rule = unclear
+            return Verdict(
+                decision="ask",
+                rule=rule,
+                number=number,
+                why=f"{_named(number, rule)} ({rule.decision}) cannot be excluded: "
+                "the call does not say enough",
+                deadline=rule.deadline,
+            )
+        return verdict
+
+
+def _named(number: int, rule: Rule) -> str:
+    return f"rule {number} ({rule.name!r})" if rule.name else f"rule {number}"
+
+
+def _one_of(words: Iterable[str]) -> str:
+    return "one of " + ", ".join(repr(word) for word in words)
+
+
+# ---------------------------------------------------------------------- matching
+
+
+class _Facts:
+    """A call as matchers want it: worked out once, not for each rule."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.kinds = call.kinds
+        self.paths = [_Location(path, call) for path in call.paths]
+        self.cwd = None if call.cwd is None else _Location(call.cwd, call)
+        self.program: _Location | None = None
+        self.runs_others = False
+        if call.command:
+            program = call.command[0]
+            if "/" in program:
+                at = call.cwd or (call.roots[0] if call.roots else "/")
+                self.program = _Location(posixpath.join(at, program), call)
+            self.runs_others = posixpath.basename(program) in _RUNNERS
+
+
+class _Location:
+    """A path by all its names: absolute, through the spelling of a root, and below each root."""
+
+    __slots__ = ("names", "relative")
+
+    def __init__(self, path: str, call: Call) -> None:
+        path = normalised(path)
+        spellings = {path: names_of(path)}
+        for one, other in call.aliases:
+            for here, there in ((one, other), (other, one)):
+                if (rest := _below(path, here)) is not None:
+                    moved = normalised(f"{there}/{rest}")
+                    spellings[moved] = names_of(moved)
+        self.names = list(spellings.values())
+        self.relative: list[list[str]] = []
+        for root in map(names_of, map(normalised, call.roots)):
+            self.relative += [
+                names[len(root) :] for names in self.names if names[: len(root)] == root
+            ]
+
+
+def normalised(path: str) -> str:
+    """An absolute path without `.`, `..` and doubled slashes, as text."""
+    # Two leading slashes are kept by normpath; they mean something elsewhere only.
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+def _below(path: str, root: str) -> str | None:
+    """What comes after `root` in `path`; None if it lies elsewhere."""
+    if path == root:
+        return ""
+    start = root.rstrip("/") + "/"
+    return path[len(start) :] if path.startswith(start) else None
+
+
+def spelled(path: str, aliases: Iterable[tuple[str, str]]) -> str:
+    """A real path as it is spelled through the session's roots."""
+    for spelling, real in aliases:
+        if (rest := _below(path, real)) is not None:
+            return normalised(f"{spelling}/{rest}")
+    return path
+
+
+class _Matcher:
+    """A rule, compiled.
+
+    `match` gives True, False, or None: a rule that denies or asks could match, but the call does not
+    say what the rule is about.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        if rule.decision not in WORDS:
+            raise PolicyError(f"{_one_of(WORDS)}, not {rule.decision!r}", key="decision")
+        if not isinstance(cast("object", rule.name), str):
+            raise PolicyError(f"a text, not {_shown(rule.name)}", key="name")
+        self._allows = rule.decision == "allow"
+        self._kind = _texts("kind", rule.kind)
+        self._title = _texts("title", rule.title)
+        self._session = _texts("session", rule.session)
+        self._env = _texts("env", rule.env)
+        folding = _CASE_IS_NOTHING and not self._allows
+        home = os.path.expanduser("~")
+        self._path = _paths("path", rule.path, home, folding)
+        self._cwd = _paths("cwd", rule.cwd, home, folding)
+        commands = _strings("command", rule.command)
+        self._command = bool(commands)
+        self._names = _texts("command", [glob for glob in commands if "/" not in glob])
+        self._programs = _paths(
+            "command", [glob for glob in commands if "/" in glob], home, folding
+        )
+        self._args: list[Callable[[str], bool]] | None = None
+        self._any_rest = False
+        if rule.args is not None:
+            if isinstance(rule.args, str):
+                raise PolicyError("a list, one glob for each argument", key="args")
+            args = _strings("args", rule.args)
+            self._any_rest = bool(args) and args[-1] == "**"
+            self._args = [
+                # An empty argument is one that can be meant.
+                "".__eq__ if arg == "" else _texts("args", arg)[0]
+                for arg in (args[:-1] if self._any_rest else args)
+            ]
+        seconds: object = rule.deadline
+        if seconds is not None:
+            check_deadline(seconds)
+            if rule.decision != "ask":
+                raise PolicyError("only a rule that asks has one", key="deadline")
+
+    @property
+    def concerns_reads(self) -> bool:
+        """Whether it could keep a read from being allowed."""
+        about_commands = self._command or self._args is not None or self._cwd or self._env
+        if self._allows or about_commands:
+            return False
+        return not self._kind or any(glob("read") for glob in self._kind)
+
+    def match(self, facts: _Facts) -> bool | None:
+        """See the class."""
+        call, allows = facts.call, self._allows
+        unclear = False
+        enough = all if allows else any
+        if self._kind and not enough(
+            any(glob(kind) for glob in self._kind) for kind in facts.kinds
+        ):
+            return False
+        if self._title and not any(glob(call.title) for glob in self._title):
+            return False
+        if self._session and not any(glob(call.session_id) for glob in self._session):
+            return False
+        if self._path:
+            if facts.paths:
+                if not enough(_fits_any(self._path, path) for path in facts.paths):
+                    return False
+            elif allows or _FILE_KINDS.isdisjoint(facts.kinds):
+                return False
+            else:
+                unclear = True
+        if self._command or self._args is not None:
+            if call.command is None:
+                if allows or _COMMAND_KINDS.isdisjoint(facts.kinds):
+                    return False
+                unclear = True
+            elif not self._fits_command(facts):
+                # A line may do anything, whatever it begins with.
+                if allows or not facts.runs_others:
+                    return False
+                unclear = True
+        if self._cwd:
+            if facts.cwd is None:
+                if allows or call.command is None:
+                    return False
+                unclear = True
+            elif not _fits_any(self._cwd, facts.cwd):
+                return False
+        if not self._fits_env(call):
+            return False
+        return None if unclear else True
+
+    def _fits_command(self, facts: _Facts) -> bool:
+        words = facts.call.command
+        if not words:
+            return False
+        if self._command:
+            name = words[0] if self._allows else posixpath.basename(words[0])
+            # A bare name is looked for on the PATH; a path says which.
+            named = (not self._allows or "/" not in words[0]) and any(
+                glob(name) for glob in self._names
+            )
+            if not named and not (
+                facts.program is not None and _fits_any(self._programs, facts.program)
+            ):
+                return False
+        if self._args is None:
+            return True
+        given = words[1:]
+        if len(given) < len(self._args) or (len(given) > len(self._args) and not self._any_rest):
+            return False
+        return all(glob(word) for glob, word in zip(self._args, given, strict=False))
+
+    def _fits_env(self, call: Call) -> bool:
+        if not self._env:
+            return not (self._allows and self._command and call.env)
+        enough = all if self._allows else any
+        return enough(any(glob(name) for glob in self._env) for name in call.env)
+
+
+def _fits_any(globs: Iterable[PathGlob], location: _Location) -> bool:
+    return any(
+        glob.matches(names)
+        for glob in globs
+        for names in (location.relative if glob.relative else location.names)
+    )
+
+
+def _strings(key: str, value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Sequence) or isinstance(value, bytes):
+        raise PolicyError(f"a glob or a list of globs, not {_shown(value)}", key=key)
+    found = list(cast("Sequence[object]", value))
+    for item in found:
+        if not isinstance(item, str):
+            raise PolicyError(f"a list of globs, and {_shown(item)} is none", key=key)
+    return cast("list[str]", found)
+
+
+def _texts(key: str, value: object) -> list[Callable[[str], bool]]:
+    try:
+        return [text_glob(glob) for glob in _strings(key, value)]
+    except GlobError as error:
+        raise PolicyError(str(error), key=key) from error
+
+
+def _paths(key: str, value: object, home: str, folding: bool) -> list[PathGlob]:  # noqa: FBT001
+    try:
+        return [PathGlob(glob, home=home, ignore_case=folding) for glob in _strings(key, value)]
+    except GlobError as error:
+        raise PolicyError(str(error), key=key) from error
+
+
+def check_deadline(seconds: object) -> float:
+    """A deadline that can be kept.
+
+    Raises:
+        PolicyError: no positive, finite number.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise PolicyError(f"a number of seconds, not {_shown(seconds)}", key="deadline")
+    # A year: beyond, a loop's clock may not take it.
+    if not 0 < seconds <= 366 * 86400:
+        raise PolicyError(f"more than 0 seconds and at most a year, not {seconds}", key="deadline")
+    return float(seconds)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:59] + '…'}"
+
+
+# ---------------------------------------------------------------------- reading calls
+
+
+class _Unclear:
+    """Collects why a call cannot be taken at its word; the first reason is kept."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+
+    def because(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def path(self, path: str, roots: Sequence[str]) -> str:
+        """A path that the agent wrote, as rules see it."""
+        if "\0" in path or any("\ud800" <= character <= "\udfff" for character in path):
+            self.because("it names a path that is no text")
+        elif len(path) > MAX_PATH:
+            self.because("it names a path that is too long for a file")
+        elif not path:
+            self.because("it names a path that is empty")
+        elif ".." in path.split("/"):
+            self.because("it names a path with '..', which may lead elsewhere than it reads")
+        elif not path.startswith("/") and (_ODD_PATH.match(path) or not roots):
+            self.because("it names a path that is not absolute")
+        if path.startswith("/"):
+            return normalised(path)
+        return normalised(f"{roots[0] if roots else '/'}/{path}")
+
+
+def _given(value: object) -> Any:
+    return None if value is msgspec.UNSET else value
+
+
+def _read_request(
+    params: v1_unstable.RequestPermissionRequest,
+    roots: Sequence[str],
+    known: Any,
+    aliases: tuple[tuple[str, str], ...],
+) -> Call:
+    unclear = _Unclear()
+    tool = params.tool_call
+
+    def said(name: str) -> Any:
+        value = _given(getattr(tool, name))
+        return value if value is not None or known is None else _given(getattr(known, name, None))
+
+    kind, title, raw = said("kind"), said("title"), said("raw_input")
+    kind = kind if isinstance(kind, str) else ""
+    title = title if isinstance(title, str) else ""
+    if len(title) > MAX_TITLE:
+        unclear.because("its title is too long to be one")
+    changes = [item.path for item in said("content") or () if isinstance(item, v1.Diff)]
+    named = [*changes, *(location.path for location in said("locations") or ())]
+    command, cwd, env = None, None, dict[str, str]()
+    if isinstance(raw, Mapping):
+        fields = cast("Mapping[str, object]", raw)
+        named += _paths_in(fields)
+        command = _command_in(fields, unclear)
+        cwd = next((v for v in map(fields.get, _CWD_KEYS) if isinstance(v, str) and v), None)
+        env = _env_in(fields.get("env"), unclear)
+    elif kind == "execute" and raw is not None:
+        command = _command_of(cast("object", raw), unclear)
+    if not kind:
+        kind = "execute" if command is not None else "edit" if changes else "other"
+    if command is not None:
+        at = unclear.path(cwd, roots) if cwd else (roots[0] if roots else None)
+    else:
+        at = None
+    if not roots and (named or command):
+        unclear.because("the session's directories are not known")
+    names = list(dict.fromkeys(named))
+    if len(names) > MAX_PATHS:
+        unclear.because(f"it names more than {MAX_PATHS} paths")
+    return Call(
+        kind=kind,
+        title=title[:MAX_TITLE],
+        paths=tuple(dict.fromkeys(unclear.path(path, roots) for path in names[:MAX_PATHS])),
+        changes=tuple(dict.fromkeys(unclear.path(path, roots) for path in changes[:MAX_PATHS])),
+        command=command,
+        cwd=at,
+        env=env,
+        session_id=params.session_id,
+        roots=tuple(roots),
+        aliases=aliases,
+        doubt=unclear.reason,
+    )
+
+
+def _paths_in(fields: Mapping[str, object]) -> Iterable[str]:
+    """Paths in a tool's own parameters, by the names that agents use for them."""
+    for key in _PATH_KEYS:
+        value = fields.get(key)
+        if isinstance(value, str) and value:
+            yield value
+        elif isinstance(value, list):
+            for item in cast("list[object]", value)[: MAX_PATHS + 1]:
+                if isinstance(item, str) and item:
+                    yield item
+
+
+def _command_in(fields: Mapping[str, object], unclear: _Unclear) -> tuple[str, ...] | None:
+    """The command in a tool's own parameters; what more than one is, nobody can say."""
+    found: list[tuple[str, ...]] = []
+    for key in _COMMAND_KEYS:
+        value = fields.get(key)
+        if value is None:
+            continue
+        args = fields.get("args")
+        words = _command_of(value, unclear, args if key != "argv" else None)
+        if words is not None and words not in found:
+            found.append(words)
+    if len(found) > 1:
+        unclear.because("it names several commands")
+    return found[0] if found else None
+
+
+def _command_of(value: object, unclear: _Unclear, args: object = None) -> tuple[str, ...] | None:
+    words: tuple[str, ...] | None = None
+    if isinstance(value, str):
+        words = (value,)
+    elif isinstance(value, list):
+        words = _words(cast("list[object]", value))
+    more = _words(cast("list[object]", args)) if isinstance(args, list) else None
+    if words is None or (args is not None and more is None):
+        unclear.because("its command is neither a line nor a list of words")
+        return words
+    if not words or not words[0].strip() or any("\0" in word for word in (*words, *(more or ()))):
+        unclear.because("its command is empty or no text")
+        return words or None
+    if isinstance(value, str) and not more:
+        # As it will be run: by a shell, unless it is plain words, which mean the same without one.
+        return _plain(("/bin/sh", "-c", value))
+    return _plain((*words, *(more or ())))
+
+
+def _words(items: list[object]) -> tuple[str, ...] | None:
+    return tuple(cast("list[str]", items)) if all(isinstance(i, str) for i in items) else None
+
+
+def _plain(words: tuple[str, ...]) -> tuple[str, ...]:
+    """A list as rules see it: a shell's line of plain words is these words."""
+    match words:
+        case (shell, *options, line) if (
+            shell in _STANDARD_SHELLS and tuple(options) in _LINE_OPTIONS and _is_plain(line)
+        ):
+            return tuple(line.split(" "))
+        case (shell, *options, line) if (
+            shell in _STANDARD_SHELLS and tuple(options) in _LINE_OPTIONS
+        ):
+            return ("/bin/sh", "-c", line)
+        case _:
+            return words
+
+
+_LINE_OPTIONS: Final = frozenset({("-c",), ("-lc",), ("-cl",), ("-l", "-c")})
+
+
+def _is_plain(line: str) -> bool:
+    first, *others = line.split(" ")
+    return (
+        _FIRST_WORD.fullmatch(first) is not None
+        and not first.startswith("-")
+        and all(_WORD.fullmatch(word) for word in others)
+    )
+
+
+def _env_in(value: object, unclear: _Unclear) -> dict[str, str]:
+    found: dict[str, str] = {}
+    match value:
+        case None:
+            pass
+        case Mapping():
+            for name, content in cast("Mapping[object, object]", value).items():
+                found[str(name)] = str(content)
+        case list():
+            for entry in cast("list[object]", value):
+                match entry:
+                    case {"name": str(name)}:
+                        found[name] = str(cast("dict[str, object]", entry).get("value", ""))
+                    case str():
+                        name, _, content = entry.partition("=")
+                        found[name] = content
+                    case _:
+                        unclear.because("what it adds to the environment cannot be read")
+        case _:
+            unclear.because("what it adds to the environment cannot be read")
+    return found
