@@ -1,0 +1,29 @@
+"""What a client lends an agent, confined, and the policy that decides about it.
+
+Each service has handlers named as the client's methods (`read_text_file(params, ctx)`, …), answers
+with structs of protocol version 1 and refuses with `RequestError`. The connection, the routing and
+what is advertised are left to `runtime` and `Client`.
+"""
+
+from antiphon.services._context import Guard, Operation, ServiceContext
+from antiphon.services._files import Files, Overlay
+from antiphon.services._permissions import Answer, Decision, Permissions, Request
+from antiphon.services._rules import Call, PolicyError, Rule, Verdict
+from antiphon.services._terminals import Terminals
+
+__all__ = [
+    "Answer",
+    "Call",
+    "Decision",
+    "Files",
+    "Guard",
+    "Operation",
+    "Overlay",
+    "Permissions",
+    "PolicyError",
+    "Request",
+    "Rule",
+    "ServiceContext",
+    "Terminals",
+    "Verdict",
+]
