@@ -797,7 +797,14 @@ async def test_the_guard_is_asked_before_each_write_with_the_real_path(root: Pat
     await read(files, root / "l")
     title, path = f"Write {root}/d/f", f"{root}/d/f"
     assert asked == [
-        Operation(kind="write", session_id="s", title=title, path=path, requested=f"{root}/l")
+        Operation(
+            kind="write",
+            session_id="s",
+            title=title,
+            path=path,
+            requested=f"{root}/l",
+            roots=(str(root),),
+        )
     ]
 
 
@@ -811,7 +818,14 @@ async def test_the_guard_is_asked_before_reads_only_if_that_is_wanted(root: Path
     assert await read(files, root / "l") == "text"
     title, path = f"Read {root}/f", f"{root}/f"
     assert asked == [
-        Operation(kind="read", session_id="s", title=title, path=path, requested=f"{root}/l")
+        Operation(
+            kind="read",
+            session_id="s",
+            title=title,
+            path=path,
+            requested=f"{root}/l",
+            roots=(str(root),),
+        )
     ]
 
 

@@ -106,6 +106,12 @@ class Roots:
         return bool(self._real)
 
     @property
+    def real(self) -> tuple[str, ...]:
+        """The real paths of the roots."""
+        found = dict.fromkeys(self._real.values())
+        return tuple("/" + b"/".join(names).decode("utf-8", "replace") for names in found)
+
+    @property
     def first(self) -> str:
         """The real path of the first root; "/" where there is none, which nothing then holds."""
         return "/" + b"/".join(next(iter(self._real.values()), ())).decode("utf-8", "replace")
@@ -162,6 +168,10 @@ class Pins:
         if pinned is None or pinned[0] != names:
             pinned = self._sessions[ctx.session_id] = (names, Roots(names, skip_missing=True))
         return pinned[1]
+
+    def named(self, ctx: ServiceContext) -> tuple[str, ...]:
+        """The session's directories as it names them, then those that are lent, by real path."""
+        return tuple(dict.fromkeys((*ctx.roots, *self.roots(ctx).real)))
 
     def release(self, session_id: str) -> None:
         """Forget a session. Idempotent."""

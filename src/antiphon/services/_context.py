@@ -44,7 +44,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         cwd: of a command: the directory it will run in, every link resolved.
         env: of a command: what the agent adds to its environment. It can change the meaning of a
             command that looks harmless (`PATH`, `LD_PRELOAD`).
-        roots: the session's directories, as it names them, its `cwd` first.
+        roots: the session's directories, as it names them, its `cwd` first; then all directories
+            that are lent, by their real paths.
     """
 
     kind: Literal["read", "write", "execute"]

@@ -253,7 +253,7 @@ class Files:
                 title=f"{kind.capitalize()} {place.path}",
                 path=place.path,
                 requested=requested,
-                roots=tuple(ctx.roots),
+                roots=self._pins.named(ctx),
             ),
         )
 

@@ -74,6 +74,8 @@ asking_thread: ContextVar[Callable[[Callable[[], Any]], Awaitable[Any]] | None] 
 )
 
 _Key: TypeAlias = tuple[Any, ...]
+#: A session and its directories.
+_Roots: TypeAlias = tuple[str, tuple[str, ...]]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,7 +225,7 @@ class Permissions:
         self.deadline = None if deadline is None else check_deadline(deadline)
         self._remembered: OrderedDict[tuple[str | None, _Key], tuple[Word, Call]] = OrderedDict()
         self._grants: OrderedDict[str, OrderedDict[_Key, int]] = OrderedDict()
-        self._aliases: OrderedDict[tuple[str, ...], tuple[tuple[str, str], ...]] = OrderedDict()
+        self._aliases: OrderedDict[_Roots, tuple[tuple[str, str], ...]] = OrderedDict()
         self._open: dict[str, set[_Question]] = {}
         # Questions that go on although nobody wants the answer: a task nobody holds may vanish.
         self._ignored: set[asyncio.Task[Any]] = set()
@@ -287,10 +289,9 @@ class Permissions:
     ) -> v1.RequestPermissionResponse:
         """Answer a permission request. Cancelled, it records that and answers nothing."""
         roots = tuple(ctx.roots)
-        call = Call.of_request(
-            params, roots, known=self._known(params, ctx), aliases=self._aliases_of(roots)
-        )
-        options = tuple(params.options)
+        aliases = self._aliases_of(params.session_id, roots)
+        call = Call.of_request(params, roots, known=self._known(params, ctx), aliases=aliases)
+        options = _unambiguous(params.options)
         outcome, verdict = await self._decide(call, options, params=params)
         option_id = outcome.option_id
         if option_id is None and outcome.outcome != "cancelled":
@@ -309,7 +310,8 @@ class Permissions:
     async def guard(self, operation: Operation) -> bool:
         """Whether a service may do this now. Cancelled, it records that."""
         roots = tuple(operation.roots)
-        call = Call.of_operation(operation, roots, aliases=self._aliases_of(roots))
+        aliases = self._aliases_of(operation.session_id, roots)
+        call = Call.of_operation(operation, roots, aliases=aliases)
         outcome, verdict = await self._decide(call, OPERATION_OPTIONS, operation=operation)
         self._observe(call, outcome, verdict, None, "operation")
         return outcome.outcome == "allow"
@@ -319,6 +321,8 @@ class Permissions:
         for key in [key for key in self._remembered if key[0] == session_id]:
             del self._remembered[key]
         self._grants.pop(session_id, None)
+        for key in [key for key in self._aliases if key[0] == session_id]:
+            del self._aliases[key]
         for question in list(self._open.get(session_id, ())):
             question.withdraw()
 
@@ -466,23 +470,31 @@ class Permissions:
         except BaseException:
             logger.exception("observing a decision failed; it stands")
 
-    def _aliases_of(self, roots: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    def _aliases_of(self, session_id: str, roots: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         """Where roots that are reached through links really are, as services see them."""
-        found = self._aliases.get(roots)
+        key = session_id, roots
+        found = self._aliases.get(key)
         if found is None:
             found = tuple(
                 (root, real)
                 for root in roots
                 if root.startswith("/") and (real := os.path.realpath(root)) != root
             )
-            self._aliases[roots] = found
+            self._aliases[key] = found
             while len(self._aliases) > MAX_SESSIONS:
                 self._aliases.popitem(last=False)
         return found
 
     def _known(self, params: v1_unstable.RequestPermissionRequest, ctx: _Context) -> Any:
         if self.describe is not None:
-            return self.describe(params, ctx)
+            try:
+                return self.describe(params, ctx)
+            except ENDING:
+                raise
+            except BaseException:
+                # What is not known makes the call say less, and less is allowed by itself.
+                logger.exception("describing a tool call failed; it is taken as it came")
+                return None
         known = getattr(ctx, "known_tool_call", None)
         return None if known is None else known(params.tool_call.tool_call_id)
 
@@ -599,6 +611,14 @@ class _Question:
         return _Outcome("deny", "error")
 
 
+def _unambiguous(options: Iterable[v1.PermissionOption]) -> tuple[v1.PermissionOption, ...]:
+    """The options whose ids mean one thing: a no must not be another option's yes."""
+    kinds: dict[str, set[str]] = {}
+    for option in options:
+        kinds.setdefault(option.option_id, set()).add(option.kind)
+    return tuple(option for option in options if len(kinds[option.option_id]) == 1)
+
+
 def _kind(options: Iterable[v1.PermissionOption], option_id: str) -> str:
     return next((option.kind for option in options if option.option_id == option_id), "")
 
@@ -628,22 +648,24 @@ def _key(call: Call) -> _Key:
 
 def _granted_by(call: Call) -> list[_Key]:
     """The writes and commands that a call names exactly."""
-    kinds = call.kinds
     keys: list[_Key] = []
-    if "edit" in kinds:
+    if "edit" in call.kinds:
         # Where it shows changes, nothing else was shown.
-        keys += [("edit", path) for path in call.changes or call.paths]
+        keys += [("edit", spelled(path, call.aliases)) for path in call.changes or call.paths]
     if call.command is not None:
-        keys.append(("execute", call.command, call.cwd, frozenset(call.env.items())))
+        keys.append(_command_key(call))
     return keys
 
 
 def _grant_wanted(call: Call) -> _Key:
-    aliases = call.aliases
     if call.command is not None:
-        cwd = None if call.cwd is None else spelled(call.cwd, aliases)
-        return ("execute", call.command, cwd, frozenset(call.env.items()))
-    return (call.kind, spelled(call.paths[0], aliases) if call.paths else "")
+        return _command_key(call)
+    return (call.kind, spelled(call.paths[0], call.aliases) if call.paths else "")
+
+
+def _command_key(call: Call) -> _Key:
+    cwd = None if call.cwd is None else spelled(call.cwd, call.aliases)
+    return ("execute", call.command, cwd, frozenset(call.env.items()))
 
 
 def _as_rule(word: Word, call: Call, session: str | None) -> Rule:

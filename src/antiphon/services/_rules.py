@@ -144,6 +144,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
             found.append("edit")
         return tuple(dict.fromkeys(found))
 
+    @staticmethod
+    def words(line: str) -> tuple[str, ...]:
+        """The `command` that a line is: its words if they are plain, else a shell and the line."""
+        return _plain(("/bin/sh", "-c", line))
+
     @classmethod
     def of_request(
         cls,

@@ -162,7 +162,7 @@ class Terminals:
                         command=argv,
                         cwd=place.path,
                         env=added,
-                        roots=tuple(ctx.roots),
+                        roots=self._pins.named(ctx),
                     ),
                 )
             finally:
