@@ -54,11 +54,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     #: Output that the peer has not taken. Above it further requests are answered -32603 "Server busy";
     #: above twice as much the connection is closed: the peer asks and does not read.
     unsent_bytes: int = 64 * MIB
-    #: An answer to any request but `session/prompt`; None waits for ever.
+    #: An answer to any request but `session/prompt` and those of `permission_timeout`; None waits for
+    #: ever.
     request_timeout: float | None = 60.0
     #: From starting the peer to its answer to `initialize`.
     startup_timeout: float | None = 60.0
-    #: A permission answer; a later one counts as denied.
+    #: An answer that a person may have to give: a permission (a later one counts as denied), a form,
+    #: a login, a file or a command to be lent.
     permission_timeout: float | None = 600.0
     #: How long an open turn may give no sign of life: no update of its session, and no request of the
     #: agent for it that waits for us.
