@@ -18,10 +18,12 @@ BOUND = 60.0
 #: Which test runs which example.
 RUN = {
     "ask_first.py": "test_a_file_is_changed_only_after_a_yes",
+    "check_agent.py": "test_tests_are_run_while_nobody_looks_and_no_more",
     "echo.py": "test_the_echo_agent_answers_its_client",
     "first_turn.ipynb": "test_the_notebook_runs_from_top_to_bottom",
     "hello.py": "test_the_echo_agent_answers_its_client",
     "tidy_agent.py": "test_a_file_is_changed_only_after_a_yes",
+    "unattended.py": "test_tests_are_run_while_nobody_looks_and_no_more",
 }
 
 
@@ -69,6 +71,34 @@ def test_a_file_is_changed_only_after_a_yes(
     assert file.read_text(encoding="utf-8") == after
     assert printed.startswith(f"Tidy {file}\n  1  Allow once\n")
     assert printed.endswith(f"{file}: {said}.\nend_turn\n")
+
+
+@pytest.mark.parametrize("report", [False, True])
+@pytest.mark.parametrize("right", [False, True])
+def test_tests_are_run_while_nobody_looks_and_no_more(
+    tmp_path: Path, *, right: bool, report: bool
+) -> None:
+    case = f"""
+        import unittest
+
+        class Sums(unittest.TestCase):
+            def test_one(self):
+                self.assertEqual(1 + 1, {2 if right else 3})
+    """
+    (tmp_path / "test_sums.py").write_text(textwrap.dedent(case), encoding="utf-8")
+
+    printed = run(FOLDER / "unattended.py", *(["--report"] if report else []), cwd=tmp_path)
+
+    verdict = f"The tests {'passed' if right else 'failed'}.\n"
+    assert printed.startswith("[allow by rule: tests]\n")
+    assert "Ran 1 test in" in printed
+    written = tmp_path / "report.txt"
+    if report:
+        assert printed.endswith(f"{verdict}[allow by rule: report]\n")
+        assert written.read_text(encoding="utf-8") == verdict
+    else:
+        assert printed.endswith("No report: Permission denied.\n")
+        assert not written.exists()
 
 
 # ---------------------------------------------------------------------- notebooks
