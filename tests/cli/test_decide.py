@@ -1,28 +1,37 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+import io
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+import msgspec
 import pytest
 
-from antiphon.cli._decide import Decider, Policy
+from antiphon.cli._decide import Decider
 from antiphon.cli._output import Output
-from antiphon.cli._plain import Quiet
+from antiphon.cli._plain import Plain
 from antiphon.cli._view import Question, View
 from antiphon.schema import v1
-from antiphon.services import Operation
+from antiphon.services import Operation, Permissions, Rule
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from antiphon import ClientContext
+    from antiphon.services import Decision
 
-CONTEXT = cast("ClientContext", None)
+ROOT = "/project"
 ALLOW = ("ok", "Allow", "allow_once")
 ALWAYS = ("always", "Always", "allow_always")
 REJECT = ("no", "Reject", "reject_once")
 NEVER = ("never", "Never", "reject_always")
 NEW = ("new", "Reject until noon", "reject_until_noon")
+
+Word = Literal["ask", "allow", "deny"]
+
+
+class Here:
+    session_id = "s"
+    roots: Sequence[str] = (ROOT,)
 
 
 class Person:
@@ -40,8 +49,26 @@ class Person:
         return self.answers.pop(0)
 
 
-def decider(policy: Policy, person: Person | None = None) -> Decider:
-    return Decider(policy, View(Quiet(Output())), person, reason=f"--permissions {policy}")
+class Decides(Decider):
+    """Answers with an option's id, and keeps what was shown and decided."""
+
+    def __init__(self, policy: Word | Permissions, person: Person | None = None) -> None:
+        self.shown = io.StringIO()
+        self.decisions: list[Decision] = []
+        reason = f"--permissions {policy}" if isinstance(policy, str) else ""
+        super().__init__(
+            Permissions(default=policy) if isinstance(policy, str) else policy,
+            View(Plain(Output(), self.shown)),
+            person,
+            reason=reason,
+            roots=[ROOT],
+            record=self.decisions.append,
+        )
+
+    async def chosen(self, *options: tuple[str, str, str], **tool: Any) -> str | None:
+        answer = await self.permission(request(*options, **tool), Here())
+        outcome = answer.outcome
+        return outcome.option_id if isinstance(outcome, v1.SelectedPermissionOutcome) else None
 
 
 def request(*options: tuple[str, str, str], **tool: Any) -> v1.RequestPermissionRequest:
@@ -54,12 +81,20 @@ def request(*options: tuple[str, str, str], **tool: Any) -> v1.RequestPermission
     )
 
 
-def write(path: object) -> Operation:
-    return Operation(kind="write", session_id="s", title=f"Write {path}", path=str(path))
+def write(path: str) -> Operation:
+    return Operation(
+        kind="write", session_id="s", title=f"Write {path}", path=path, roots=("/elsewhere",)
+    )
+
+
+def read(path: str) -> Operation:
+    return msgspec.structs.replace(write(path), kind="read", title=f"Read {path}")
 
 
 def execute(line: str) -> Operation:
-    return Operation(kind="execute", session_id="s", title=line, command=line.split())
+    return Operation(
+        kind="execute", session_id="s", title=line, command=line.split(), cwd=ROOT, roots=(ROOT,)
+    )
 
 
 @pytest.mark.covers("R1-104")
@@ -68,7 +103,7 @@ def execute(line: str) -> Operation:
     [
         ("allow", [REJECT, ALWAYS, ALLOW], "ok"),
         ("allow", [REJECT, ALWAYS], "always"),
-        ("allow", [REJECT], "no"),
+        ("allow", [REJECT], None),
         ("allow", [], None),
         ("deny", [ALLOW, NEVER, REJECT], "no"),
         ("deny", [ALLOW, NEVER], "never"),
@@ -79,19 +114,19 @@ def execute(line: str) -> Operation:
     ],
 )
 async def test_policy_picks_an_option_and_never_a_yes_by_fallback(
-    policy: Policy, options: list[tuple[str, str, str]], chosen: str | None
+    policy: Word, options: list[tuple[str, str, str]], chosen: str | None
 ) -> None:
-    decides = decider(policy)
+    decides = Decides(policy)
 
-    assert await decides.permission(request(*options), CONTEXT) == chosen
+    assert await decides.chosen(*options) == chosen
     assert decides.requests == 1
 
 
 @pytest.mark.parametrize(("policy", "allowed"), [("allow", True), ("deny", False), ("ask", False)])
-async def test_writes_and_commands_follow_the_same_policy(policy: Policy, allowed: bool) -> None:
-    decides = decider(policy)
+async def test_writes_and_commands_follow_the_same_policy(policy: Word, allowed: bool) -> None:
+    decides = Decides(policy)
 
-    assert await decides.guard(write("/a")) is allowed
+    assert await decides.guard(write("/project/a")) is allowed
     assert await decides.guard(execute("ls")) is allowed
     assert decides.requests == 0
 
@@ -99,45 +134,82 @@ async def test_writes_and_commands_follow_the_same_policy(policy: Policy, allowe
 async def test_person_chooses_among_the_agents_own_options() -> None:
     person = Person("always")
 
-    chosen = await decider("ask", person).permission(request(ALLOW, ALWAYS, REJECT), CONTEXT)
+    chosen = await Decides("ask", person).chosen(ALLOW, ALWAYS, REJECT)
 
     assert chosen == "always"
     assert [key for key, _, _ in person.questions[0].options] == ["ok", "always", "no"]
 
 
 async def test_no_answer_is_a_no_in_the_agents_words() -> None:
-    assert await decider("ask", Person(None)).permission(request(ALLOW, REJECT), CONTEXT) == "no"
-    assert await decider("ask", Person(None)).permission(request(ALLOW), CONTEXT) is None
+    assert await Decides("ask", Person(None)).chosen(ALLOW, REJECT) == "no"
+    assert await Decides("ask", Person(None)).chosen(ALLOW) is None
+
+
+async def test_nothing_to_choose_from_is_no_question() -> None:
+    person = Person()
+
+    assert await Decides("ask", person).chosen() is None
+    assert not person.questions
 
 
 async def test_person_may_allow_one_kind_of_work_for_the_whole_run() -> None:
-    person = Person("always", "no")
-    decides = decider("ask", person)
+    person = Person("more", "no")
+    decides = Decides("ask", person)
 
-    assert await decides.guard(write("/a"))
-    assert await decides.guard(write("/b"))
+    assert await decides.guard(write("/project/a"))
+    assert await decides.guard(write("/project/b"))
     assert not await decides.guard(execute("ls"))
     assert len(person.questions) == 2
 
 
-async def test_a_yes_covers_the_shown_change_once(tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "file")
-    diff = v1.Diff(path=str(link), old_text="a", new_text="b")
-    person = Person("ok", "no", "no")
-    decides = decider("ask", person)
-    await decides.permission(request(ALLOW, REJECT, kind="edit", content=[diff]), CONTEXT)
+async def test_a_yes_to_all_also_answers_what_waited_for_its_turn() -> None:
+    person = Person("more")
+    decides = Decides("ask", person)
 
-    assert not await decides.guard(write(tmp_path / "other"))
-    assert await decides.guard(write(tmp_path / "file"))
-    assert not await decides.guard(write(tmp_path / "file"))
+    answers = await asyncio.gather(*(decides.guard(write(f"/project/{n}")) for n in range(3)))
+
+    assert answers == [True, True, True]
+    assert len(person.questions) == 1
+
+
+async def test_a_yes_to_all_is_no_answer_to_what_a_rule_asks_or_denies() -> None:
+    person = Person("more", "no")
+    rules = [Rule("deny", path="**/*.key"), Rule("ask", path="**/.env")]
+    decides = Decides(Permissions(rules), person)
+
+    assert await decides.guard(write("/project/a"))
+    assert not await decides.guard(write("/project/.env"))
+    assert not await decides.guard(write("/project/a.key"))
+    assert len(person.questions) == 2
+
+
+async def test_what_a_rule_asks_about_may_be_allowed_for_exactly_this() -> None:
+    person = Person("more", "no")
+    decides = Decides(Permissions([Rule("ask", path="**/.env")]), person)
+
+    assert await decides.guard(write("/project/.env"))
+    assert await decides.guard(write("/project/.env"))
+    assert not await decides.guard(write("/project/b/.env"))
+    assert [label for _, label, _ in person.questions[0].options] == [
+        "Allow this write",
+        "Allow exactly this, now and again",
+        "Refuse",
+    ]
+
+
+async def test_a_yes_covers_the_shown_change_once() -> None:
+    diff = v1.Diff(path="/project/file", old_text="a", new_text="b")
+    decides = Decides("ask", Person("ok", "no", "no"))
+    await decides.chosen(ALLOW, REJECT, kind="edit", content=[diff])
+
+    assert not await decides.guard(write("/project/other"))
+    assert await decides.guard(write("/project/file"))
+    assert not await decides.guard(write("/project/file"))
 
 
 async def test_a_yes_covers_the_shown_command_once() -> None:
-    person = Person("ok", "no", "no")
-    decides = decider("ask", person)
-    tool = {"kind": "execute", "raw_input": {"command": "ls -l"}}
-    await decides.permission(request(ALLOW, REJECT, **tool), CONTEXT)
+    decides = Decides("ask", Person("ok", "no", "no"))
+    await decides.chosen(ALLOW, REJECT, kind="execute", raw_input={"command": "ls -l"})
 
     assert not await decides.guard(execute("rm -r"))
     assert await decides.guard(execute("ls -l"))
@@ -146,19 +218,38 @@ async def test_a_yes_covers_the_shown_command_once() -> None:
 
 async def test_a_no_covers_nothing() -> None:
     person = Person("no", "no")
-    decides = decider("ask", person)
-    diff = v1.Diff(path="/a", old_text="a", new_text="b")
-    await decides.permission(request(ALLOW, REJECT, kind="edit", content=[diff]), CONTEXT)
+    decides = Decides("ask", person)
+    diff = v1.Diff(path="/project/a", old_text="a", new_text="b")
+    await decides.chosen(ALLOW, REJECT, kind="edit", content=[diff])
 
-    assert not await decides.guard(write("/a"))
+    assert not await decides.guard(write("/project/a"))
     assert len(person.questions) == 2
+
+
+async def test_a_request_is_judged_by_all_that_was_said_of_its_tool_call() -> None:
+    decides = Decides(Permissions([Rule("deny", path="**/.env")], default="allow"))
+    said = v1.ToolCallUpdate(
+        tool_call_id="t", content=[v1.Diff(path="/project/.env", old_text="a", new_text="b")]
+    )
+    decides._view.fold("s", said)  # pyright: ignore[reportPrivateUsage]
+
+    assert await decides.chosen(ALLOW, REJECT) == "no"
+
+
+async def test_relative_globs_begin_in_what_is_lent_whatever_the_agent_takes() -> None:
+    decides = Decides(Permissions([Rule("deny", path="secret/**")], default="allow"))
+
+    assert not await decides.guard(write("/project/secret/a"))
+    assert await decides.guard(write("/elsewhere/secret/a"))
 
 
 async def test_questions_are_asked_one_at_a_time() -> None:
     person = Person("once", "no")
-    decides = decider("ask", person)
+    decides = Decides("ask", person)
 
-    answers = await asyncio.gather(decides.guard(write("/a")), decides.guard(write("/b")))
+    answers = await asyncio.gather(
+        decides.guard(write("/project/a")), decides.guard(write("/project/b"))
+    )
 
     assert list(answers) == [True, False]
     assert decides.pending == 0
@@ -166,11 +257,60 @@ async def test_questions_are_asked_one_at_a_time() -> None:
 
 async def test_a_cancelled_question_leaves_room_for_the_next() -> None:
     person = Person("once", "once")
-    decides = decider("ask", person)
-    first = asyncio.create_task(decides.guard(write("/a")))
+    decides = Decides("ask", person)
+    first = asyncio.create_task(decides.guard(write("/project/a")))
     await person.asked.wait()
     first.cancel()
     await asyncio.wait([first])
 
-    assert await decides.guard(write("/b"))
+    assert await decides.guard(write("/project/b"))
     assert decides.pending == 0
+    assert [decision.by for decision in decides.decisions] == ["cancelled", "asked"]
+
+
+@pytest.mark.parametrize(
+    ("permissions", "answers", "shown"),
+    [
+        (Permissions(), ["ok"], "permission: Go -> Allow\n"),
+        (Permissions(), None, "Go -> Reject (no rule matches: default = 'ask', and there is n"),
+        (Permissions([Rule("deny", name="never")]), None, "Go -> Reject (rule 1 ('never') matches"),
+        (Permissions(default="deny"), None, "Go -> Reject (no rule matches: default = 'deny')"),
+        (Permissions(), ["nonsense"], "permission: Go -> Reject (asking failed)"),
+    ],
+)
+async def test_a_decision_is_shown_with_what_made_it(
+    permissions: Permissions, answers: list[str] | None, shown: str
+) -> None:
+    decides = Decides(permissions, None if answers is None else Person(*answers))
+
+    await decides.chosen(ALLOW, REJECT, title="Go")
+
+    assert shown in decides.shown.getvalue()
+    assert len(decides.decisions) == 1
+
+
+async def test_a_late_answer_is_shown_as_none() -> None:
+    class Nobody(Person):
+        async def choose(self, question: Question) -> str | None:
+            await asyncio.Event().wait()
+            return await super().choose(question)
+
+    decides = Decides(Permissions(deadline=0.01), Nobody())
+
+    assert await decides.chosen(ALLOW, REJECT, title="Go") == "no"
+    assert "Go -> Reject (no answer in time)" in decides.shown.getvalue()
+
+
+async def test_what_is_allowed_anyway_is_not_shown_and_what_is_refused_is() -> None:
+    allow = Rule("allow", path="ok/**")
+    decides = Decides(Permissions([allow], default="deny", reads="deny"))
+
+    await decides.guard(write("/project/ok/a"))
+    await decides.guard(write("/project/b"))
+    await decides.guard(read("/project/c"))
+
+    assert decides.guards_reads
+    assert decides.shown.getvalue() == (
+        "write: Write /project/b -> Refuse (no rule matches: default = 'deny')\n"
+        "read: Read /project/c -> Refuse (no rule matches: reads = 'deny')\n"
+    )

@@ -6,15 +6,16 @@ import asyncio
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from antiphon.cli._decide import Decider, Policy
+from antiphon.cli._decide import Decider
 from antiphon.cli._output import Output
 from antiphon.cli._plain import Quiet
 from antiphon.cli._turn import Job, Run, report
 from antiphon.cli._view import View
+from antiphon.services import Permissions
 from tests.cli.command import BOUND, ODD_AGENT, environment, left_by, odd
 from tests.cli.screen import Screen
 
@@ -41,7 +42,7 @@ def play(
     kind: str,
     cwd: Path,
     *,
-    policy: Policy = "allow",
+    policy: Literal["ask", "allow"] = "allow",
     asker: Slow | None = None,
     afterwards: Callable[[Outcome], Awaitable[None]] | None = None,
     **more: Any,
@@ -55,7 +56,7 @@ def play(
         started=time.monotonic(),
         **more,
     )
-    decider = Decider(policy, view, asker, reason=policy)
+    decider = Decider(Permissions(default=policy), view, asker, reason=policy)
     return Run(job, output=output, view=view, decider=decider, afterwards=afterwards).play()
 
 

@@ -25,6 +25,7 @@ Antiphon speaks the Agent Client Protocol, in both roles.
 
   antiphon demo                      watch an agent and a client run a whole turn
   antiphon prompt --agent CMD TEXT   ask any ACP agent something
+  antiphon policy test FILE --call … try out what a policy allows an agent
   antiphon run MODULE:AGENT          serve your own agent to an editor
   antiphon rules                     one page: how to write agents and clients with this library
 """
@@ -42,8 +43,39 @@ exit codes:
 
 _PROMPT_ABOUT = """\
 Run one turn of an ACP agent. The agent's text goes to standard output, everything else (its
-thoughts, plan, tool calls, questions) to standard error. The agent may read files below --cwd;
-what it wants to write or run is decided by --permissions.
+thoughts, plan, tool calls, questions) to standard error.
+
+The agent is lent the files below --cwd, or below each --root in its place, and a terminal for
+commands there. What it may read, write and run is decided in this order: the rules of --policy,
+then --allow-write, then --permissions for what no rule matches (reads: the policy's `reads`,
+which allows them if it is not given). A command that runs is not confined, and neither is what
+the agent's own process does by itself.
+"""
+
+_POLICY_ABOUT = """\
+Say what a policy decides about a call of an agent, and which rule decides it. Nothing is asked,
+started or changed, so a policy can be tried out before an agent is.
+"""
+
+_POLICY_EPILOG = """\
+a call is a shorthand, KIND:WHAT, or a JSON object:
+  read:PATH, edit:PATH, delete:PATH, move:PATH, search:PATH
+  execute:COMMAND LINE
+  fetch:TITLE, think:TITLE, switch_mode:TITLE, other:TITLE
+  {"kind": …, "title": …, "path": …, "paths": […], "changes": […], "command": … (a line or a
+   list), "args": […], "cwd": …, "env": {…}, "session_id": …}, each key optional
+
+examples:
+  antiphon policy test policy.toml --call 'execute:git status'
+  antiphon policy test policy.toml --verbose --call edit:src/app.py --call read:.env
+  antiphon policy test policy.toml --json \\
+      --call '{"kind": "execute", "command": ["make"], "env": {"PATH": "/tmp"}}'
+
+exit codes:
+  0    every call is allowed
+  1    at least one is denied
+  2    the command line is wrong, or the file is no policy
+  3    none is denied, and at least one is left to a person
 """
 
 _JSON_HELP = (
@@ -132,6 +164,20 @@ def _parser() -> argparse.ArgumentParser:
         "--cwd", metavar="DIR", default=".", help="the session's folder (default: here)"
     )
     prompt.add_argument(
+        "--root",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="lend the files in DIR instead of those in --cwd, and run commands nowhere else; may "
+        "be repeated. The session's folder stays --cwd; agents that take further folders are told "
+        "of these",
+    )
+    prompt.add_argument(
+        "--no-terminal",
+        action="store_true",
+        help="lend no terminal: the agent is not told of one, and can run nothing through us",
+    )
+    prompt.add_argument(
         "--env",
         metavar="NAME=VALUE",
         action="append",
@@ -149,8 +195,21 @@ def _parser() -> argparse.ArgumentParser:
     prompt.add_argument(
         "--permissions",
         choices=("ask", "allow", "deny"),
-        help="what the agent may write and run, and how its permission requests are answered "
-        "(default: ask on a terminal, else deny)",
+        help="what the agent may write and run, and how its permission requests are answered, "
+        "where no rule matches (default: as the policy says; without one, ask on a terminal, else "
+        "deny)",
+    )
+    prompt.add_argument(
+        "--policy",
+        metavar="FILE",
+        help="decide by the rules in FILE first (TOML; see antiphon policy test --help)",
+    )
+    _add_allow_write(prompt)
+    prompt.add_argument(
+        "--audit",
+        metavar="FILE",
+        help="append each decision to FILE as a line of JSON: what the agent wanted, what was "
+        "decided, by what",
     )
     prompt.add_argument(
         "--timeout",
@@ -171,6 +230,11 @@ def _parser() -> argparse.ArgumentParser:
     prompt.add_argument(
         "--verbose", action="store_true", help="show the agent's standard error as it comes"
     )
+
+    policy = add("policy", _policy, "try out a policy")
+    policy.description = _POLICY_ABOUT
+    actions = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_policy_test(actions.add_parser("test", help="say what it decides, and by which rule"))
 
     run = add("run", _run, "serve an agent of your own on standard input and output")
     run.description = (
@@ -196,6 +260,62 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds between two pieces of text (default: 0.02)",
     )
     return parser
+
+
+def _add_allow_write(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--allow-write",
+        action="store_true",
+        help="allow what only writes files and no rule of the policy decides",
+    )
+
+
+def _add_policy_test(test: argparse.ArgumentParser) -> None:
+    test.description = _POLICY_ABOUT
+    test.epilog = _POLICY_EPILOG
+    test.formatter_class = argparse.RawDescriptionHelpFormatter
+    test.allow_abbrev = False
+    test.add_argument("file", metavar="FILE", help="the policy, as for antiphon prompt --policy")
+    test.add_argument(
+        "--call",
+        metavar="CALL",
+        action="append",
+        required=True,
+        help="what the agent wants; may be repeated",
+    )
+    test.add_argument(
+        "--cwd",
+        metavar="DIR",
+        default=".",
+        help="the session's folder, where relative paths and globs begin (default: here)",
+    )
+    test.add_argument(
+        "--root",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="another folder where relative globs begin; may be repeated",
+    )
+    test.add_argument(
+        "--permissions",
+        choices=("ask", "allow", "deny"),
+        help="what no rule matches, instead of the policy's default, as in antiphon prompt",
+    )
+    _add_allow_write(test)
+    test.add_argument(
+        "--verbose", action="store_true", help="say why the earlier rules do not match"
+    )
+    test.add_argument(
+        "--json",
+        action="store_true",
+        help='one JSON object a line for each call: {"type": "verdict", …}',
+    )
+
+
+def _policy(options: argparse.Namespace) -> int:
+    from antiphon.cli._policy import run
+
+    return run(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

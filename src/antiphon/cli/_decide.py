@@ -1,45 +1,38 @@
-"""`--permissions`: who answers when the agent asks, writes or runs something.
+"""Who answers when the agent asks, reads, writes or runs something: a policy, shown and asked here.
 
-One rule for all three, so that an agent gains nothing by not asking. Fails closed: what cannot be
-asked is refused, an allowing choice is never a fallback (field fault 27), and only a rejecting
-option or "cancelled" says no. The services confine and carry out; how a question looks is the
-display's and the asker's business.
+What is decided, remembered and told to the agent is `antiphon.services.Permissions`' work; how a
+question looks, the display's and the asker's. In between, here: a request becomes a question, one
+question is put at a time, and what was decided is shown and counted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-from typing import TYPE_CHECKING, Literal, Protocol
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
 
 from antiphon.cli._view import Question, ToolView
+from antiphon.services import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Sequence
 
-    from antiphon import ClientContext
     from antiphon.cli._view import View
     from antiphon.schema import v1_unstable as v1
-    from antiphon.services import Operation
+    from antiphon.services import Decision, Operation, Permissions, Request, ServiceContext
 
-__all__ = ["Asker", "Decider", "Policy"]
+__all__ = ["Asker", "Decider"]
 
-Policy = Literal["ask", "allow", "deny"]
-
-_ALLOWING = ("allow_once", "allow_always")
-_REJECTING = ("reject_once", "reject_always")
-_OPERATION_OPTIONS = {
-    "write": (
-        ("once", "Allow this write", "allow_once"),
-        ("always", "Allow every write of this run", "allow_always"),
-        ("no", "Refuse", "reject_once"),
-    ),
-    "execute": (
-        ("once", "Allow this command", "allow_once"),
-        ("always", "Allow every command of this run", "allow_always"),
-        ("no", "Refuse", "reject_once"),
-    ),
+#: What a person can say to an operation: once; the widest "yes" that fits; no.
+_WORDS = {
+    "read": ("Allow this read", "Allow every read of this run"),
+    "write": ("Allow this write", "Allow every write of this run"),
+    "execute": ("Allow this command", "Allow every command of this run"),
 }
+_AGAIN = "Allow exactly this, now and again"
+_KINDS = {"read": "read", "write": "edit", "execute": "execute"}
 
 
 class Asker(Protocol):
@@ -50,116 +43,192 @@ class Asker(Protocol):
         ...
 
 
+class _Where(NamedTuple):
+    """What the policy needs of a handler's `ctx`."""
+
+    session_id: str
+    roots: Sequence[str]
+
+
+class _Asked(msgspec.Struct):
+    """What is being decided, and which option a person has chosen."""
+
+    question: Question
+    key: str | None = None
+
+
+_NOW: ContextVar[_Asked] = ContextVar("antiphon_cli_asked")
+
+
 class Decider:
-    """Answers permission requests, and guards writes and commands, by one policy.
+    """Answers permission requests and guards the services by one policy, and shows what it decides.
+
+    Args:
+        permissions: the policy; its `ask`, `on_decision` and `describe` are set here.
+        view: where questions and decisions are shown.
+        asker: puts questions to a person; None: there is nobody, and what the policy leaves to a
+            person is refused.
+        reason: why the default is what it is, as it is shown; "" for the policy's own words.
+        roots: the directories that relative globs of the policy begin in, instead of those that
+            the agent was told of: what it takes must not change what a rule means.
+        record: is given every decision as well.
 
     Attributes:
         requests: how many permission requests the agent made.
         pending: questions a person has not answered yet.
     """
 
-    def __init__(self, policy: Policy, view: View, asker: Asker | None, *, reason: str) -> None:
+    def __init__(
+        self,
+        permissions: Permissions,
+        view: View,
+        asker: Asker | None,
+        *,
+        reason: str = "",
+        roots: Sequence[str] = (),
+        record: Callable[[Decision], None] | None = None,
+    ) -> None:
         self.requests = 0
         self.pending = 0
-        self._policy: Policy = policy
         self._view = view
         self._asker = asker
         self._reason = reason
+        self._roots = tuple(roots)
+        self._record = record
         # One question at a time; a second dialog would answer the first one's keys.
         self._turn = asyncio.Lock()
-        self._always: set[str] = set()
-        # What a person allowed in a permission request, to be done once without asking again.
-        self._granted: set[tuple[str, str, str]] = set()
+        # What a person who watches has let go on without being asked: kinds of operations.
+        self._every: set[str] = set()
+        permissions.ask = None if asker is None else self._ask
+        permissions.on_decision = self._decided
+        permissions.describe = self._described
+        self._permissions = permissions
+
+    @property
+    def guards_reads(self) -> bool:
+        """Whether a read could be refused."""
+        return self._permissions.concerns_reads
 
     async def permission(
-        self, params: v1.RequestPermissionRequest, ctx: ClientContext
-    ) -> str | None:
-        """Answer `session/request_permission`: an option's id, or None for "cancelled"."""
-        del ctx
+        self, params: v1.RequestPermissionRequest, ctx: ServiceContext
+    ) -> v1.RequestPermissionResponse:
+        """Answer `session/request_permission`."""
         self.requests += 1
-        tool = self._view.fold(params.session_id, params.tool_call)
         question = Question(
             kind="permission",
-            tool=tool,
+            tool=self._view.fold(params.session_id, params.tool_call),
             options=tuple((o.option_id, o.name, o.kind) for o in params.options),
         )
-        key = await self._answer(question)
-        if key is not None and _kind(question, key) in _ALLOWING:
-            self._granted.update(_named_by(params.session_id, tool))
-        return key
+        token = _NOW.set(_Asked(question))
+        try:
+            where = _Where(params.session_id, self._roots or ctx.roots)
+            return await self._permissions(params, where)
+        finally:
+            _NOW.reset(token)
 
     async def guard(self, operation: Operation) -> bool:
-        """Whether the agent may write this file or run this command now."""
-        kind = operation.kind
-        subject = operation.path if kind == "write" else operation.title
-        done = (operation.session_id, kind, subject or "")
-        if done in self._granted:
-            # The person has just said yes to a tool call that named exactly this.
-            self._granted.discard(done)
-            return True
-        if kind in self._always:
-            return True
+        """Whether the agent may read or write this file or run this command now."""
+        if self._roots:
+            operation = msgspec.structs.replace(operation, roots=self._roots)
         tool = ToolView(
             id=operation.title,
             title=operation.title,
-            kind="edit" if kind == "write" else "execute",
+            kind=_KINDS[operation.kind],
             locations=(operation.path,) if operation.path else (),
         )
-        question = Question(kind=kind, tool=tool, options=_OPERATION_OPTIONS[kind])
-        key = await self._answer(question)
-        if key == "always" and self._policy == "ask":
-            self._always.add(kind)
-        return key is not None and _kind(question, key) in _ALLOWING
+        once, more = _WORDS[operation.kind]
+        options = (
+            ("once", once, "allow_once"),
+            ("more", more, "allow_always"),
+            ("no", "Refuse", "reject_once"),
+        )
+        token = _NOW.set(_Asked(Question(kind=operation.kind, tool=tool, options=options)))
+        try:
+            return await self._permissions.guard(operation)
+        finally:
+            _NOW.reset(token)
 
-    async def _answer(self, question: Question) -> str | None:
-        reason = self._reason
-        if self._policy == "ask" and self._asker is not None:
-            key, reason = await self._ask(question, self._asker), ""
-        elif self._policy == "allow":
-            key = _first(question, _ALLOWING)
-        else:
-            key = None
-        if key is None:
-            # "No" in the agent's own words, where it offers any: a denial must not end the turn.
-            key = _first(question, _REJECTING)
-        label = next((name for k, name, _ in question.options if k == key), "cancelled")
-        allowed = key is not None and _kind(question, key) in _ALLOWING
-        if question.kind == "permission" or not allowed or not reason:
-            # What is allowed anyway is seen when it happens.
-            self._view.display.decided(question, label, allowed=allowed, reason=reason)
-        return key
+    async def release_session(self, session_id: str) -> None:
+        """Forget what was remembered for a session."""
+        await self._permissions.release_session(session_id)
 
-    async def _ask(self, question: Question, asker: Asker) -> str | None:
+    async def _ask(self, request: Request) -> Answer | str | bool | None:
+        asked = _NOW.get()
+        question = asked.question
+        # A person's yes to all of a kind is no answer to what a rule wants to be asked about.
+        sweeping = request.verdict.rule is None and not request.call.doubt
+        if request.operation is not None and not sweeping:
+            once, _, no = question.options
+            question = msgspec.structs.replace(
+                question, options=(once, ("more", _AGAIN, "allow_always"), no)
+            )
+            asked.question = question
+        if not question.options:
+            return None
         self.pending += 1
         try:
             async with self._turn:
-                self._view.display.suspend(question)
-                try:
-                    return await asker.choose(question)
-                finally:
-                    self._view.display.resume()
+                if request.operation is not None and sweeping and question.kind in self._every:
+                    return True
+                key = asked.key = await self._put(question)
         finally:
             self.pending -= 1
+        if key is None:
+            # "No" in the agent's own words, where it offers any: a denial must not end the turn.
+            return False
+        if request.operation is None:
+            return key
+        if key == "more" and sweeping:
+            self._every.add(question.kind)
+        return Answer(
+            allow=key != "no", remember="session" if key == "more" and not sweeping else None
+        )
 
+    async def _put(self, question: Question) -> str | None:
+        assert self._asker is not None
+        self._view.display.suspend(question)
+        try:
+            return await self._asker.choose(question)
+        finally:
+            self._view.display.resume()
 
-def _kind(question: Question, key: str) -> str:
-    return next((kind for k, _, kind in question.options if k == key), "")
+    def _described(self, params: v1.RequestPermissionRequest, ctx: object) -> object:
+        del ctx
+        return self._view.known(params.session_id, params.tool_call)
 
+    def _decided(self, decision: Decision) -> None:
+        if self._record is not None:
+            self._record(decision)
+        asked = _NOW.get()
+        question = asked.question
+        allowed = decision.outcome == "allow"
+        if decision.by == "cancelled" or (
+            question.kind != "permission"
+            and allowed
+            # What is allowed anyway is seen when it happens.
+            and (decision.by != "asked" or asked.key is None)
+        ):
+            return
+        key = decision.option_id if question.kind == "permission" else asked.key
+        if question.kind != "permission" and key is None:
+            key = "no"
+        label = next((name for k, name, _ in question.options if k == key), "cancelled")
+        reason = self._why(decision)
+        self._view.display.decided(question, label, allowed=allowed, reason=reason)
 
-def _first(question: Question, kinds: Iterable[str]) -> str | None:
-    for wanted in kinds:
-        for key, _, kind in question.options:
-            if kind == wanted:
-                return key
-    return None
-
-
-def _named_by(session_id: str, tool: ToolView) -> set[tuple[str, str, str]]:
-    """The writes and commands that a tool call names exactly."""
-    named: set[tuple[str, str, str]] = set()
-    if tool.kind in {"edit", "delete", "move", "other"}:
-        for change in tool.changes:
-            named.add((session_id, "write", os.path.realpath(change.path)))
-    if tool.kind in {"execute", "other"} and tool.command:
-        named.add((session_id, "execute", tool.command))
-    return named
+    def _why(self, decision: Decision) -> str:
+        match decision.by:
+            case "asked":
+                return ""
+            case "default":
+                return self._reason or decision.why
+            case "rule":
+                return decision.why
+            case "remembered":
+                return "as answered before"
+            case "nobody":
+                return f"{decision.why}, and there is nobody to ask"
+            case "deadline":
+                return "no answer in time"
+            case _:
+                return "asking failed"

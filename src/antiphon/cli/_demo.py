@@ -47,11 +47,14 @@ def _play(options: argparse.Namespace, cwd: str) -> int:
     from antiphon.cli._show import choose_display
     from antiphon.cli._turn import Job, Run, report
     from antiphon.cli._view import View
+    from antiphon.services import Permissions
 
     output = Output()
     display = choose_display(output, cwd=cwd, quiet=options.json, on_stdout=True)
     view = View(display)
-    decider = Decider("allow", view, None, reason="the demo says yes by itself")
+    # Our own agent in our own workspace.
+    yes = Permissions(default="allow")
+    decider = Decider(yes, view, None, reason="the demo says yes by itself")
     proof = _Proof()
     job = Job(
         # A script has nobody to be pleasant to.

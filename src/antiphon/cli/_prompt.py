@@ -21,19 +21,21 @@ from antiphon.cli._output import Output
 if TYPE_CHECKING:
     import argparse
 
-    from antiphon.cli._decide import Policy
+    from antiphon.cli._audit import Audit
+    from antiphon.cli._decide import Asker
+    from antiphon.services import Permissions
 
-__all__ = ["demo_agent_command", "folder", "run"]
+__all__ = ["demo_agent_command", "folder", "folders", "run"]
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the turn; the exit codes are `_outcome`'s."""
     argv = _agent_command(options.agent)
-    cwd = folder(options.cwd)
+    cwd, roots = folders(options)
     record = _record(options.record)
     env = _environment(options.env_policy, options.env)
-    policy: Policy = options.permissions or ("ask" if can_ask() else "deny")
-    reason = f"--permissions {policy}" if options.permissions else f"{policy} without a terminal"
+    permissions, asker, reason = _permissions(options)
+    audit = _audit(options.audit)
     output = Output()
     deadline = None if options.timeout is None else options.started + options.timeout
     text = _text(options.text, deadline)
@@ -48,15 +50,24 @@ def run(options: argparse.Namespace) -> int:
         return report(outcome, output=output, as_json=options.json, with_text=True)
 
     from antiphon.cli._decide import Decider
-    from antiphon.cli._show import choose_asker, choose_display
+    from antiphon.cli._show import choose_display
     from antiphon.cli._view import View
 
     display = choose_display(output, cwd=cwd, quiet=options.json)
     view = View(display)
-    decider = Decider(policy, view, choose_asker(), reason=reason)
+    decider = Decider(
+        permissions,
+        view,
+        asker,
+        reason=reason,
+        roots=tuple(dict.fromkeys((cwd, *roots))),
+        record=None if audit is None else audit.write,
+    )
     job = Job(
         argv=argv,
         cwd=cwd,
+        roots=roots,
+        lends_terminals=not options.no_terminal,
         env=env,
         text=text,
         started=options.started,
@@ -70,7 +81,27 @@ def run(options: argparse.Namespace) -> int:
         outcome = Run(job, output=output, view=view, decider=decider).play()
     finally:
         display.close()
+        if audit is not None:
+            audit.close()
     return report(outcome, output=output, as_json=options.json, with_text=True)
+
+
+def _permissions(options: argparse.Namespace) -> tuple[Permissions, Asker | None, str]:
+    """The policy, somebody to ask, and why its default is what it is."""
+    from antiphon.cli._policy import make_policy
+    from antiphon.cli._show import choose_asker
+
+    a_person = can_ask()
+    # Without a policy nothing is left to a person who is not there.
+    default = "ask" if a_person else "deny"
+    permissions = make_policy(options, options.policy, default)
+    reason = ""
+    if options.permissions:
+        reason = f"--permissions {options.permissions}"
+    elif options.policy is None:
+        reason = f"{default} without a terminal"
+    asker = choose_asker() if a_person or options.permissions == "ask" else None
+    return permissions, asker, reason
 
 
 def demo_agent_command(*more: str) -> list[str]:
@@ -85,13 +116,19 @@ def demo_agent_command(*more: str) -> list[str]:
     return [sys.executable, *([] if here else ["-P"]), "-m", "antiphon", "demo-agent", *more]
 
 
-def folder(text: str) -> str:
-    """The session's folder as an absolute path. Raises `UsageError` for one that is none."""
+def folder(text: str, option: str = "--cwd") -> str:
+    """A folder as an absolute path, links resolved. Raises `UsageError` for one that is none."""
     path = os.path.realpath(text)
-    if not os.path.isdir(path):  # noqa: PTH112  (a path with odd bytes stays text)
+    if not text or not os.path.isdir(path):  # noqa: PTH112  (a path with odd bytes stays text)
         problem = "is no folder" if os.path.lexists(path) else "does not exist"
-        raise UsageError(f"antiphon: --cwd {text} {problem}")
+        raise UsageError(f"antiphon: {option} {text or repr(text)} {problem}")
     return path
+
+
+def folders(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
+    """The session's folder, and what is lent in its place, if anything; each once."""
+    roots = dict.fromkeys(folder(root, "--root") for root in options.root)
+    return folder(options.cwd), tuple(roots)
 
 
 def _agent_command(text: str | None) -> list[str]:
@@ -130,6 +167,18 @@ def _record(text: str | None) -> str | None:
     except OSError as error:
         raise UsageError(f"antiphon prompt: --record {text}: {error.strerror}") from None
     return text
+
+
+def _audit(text: str | None) -> Audit | None:
+    if text is None:
+        return None
+
+    from antiphon.cli._audit import Audit
+
+    try:
+        return Audit(text)
+    except OSError as error:
+        raise UsageError(f"antiphon prompt: --audit {text}: {error.strerror}") from None
 
 
 def _text(text: str, deadline: float | None) -> str | None:

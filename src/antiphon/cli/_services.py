@@ -31,12 +31,11 @@ class LentTerminals(Terminals):
 
     def __init__(
         self,
-        root: str,
-        *,
+        *roots: str,
         guard: Guard,
         show: Callable[[str, str], None],
     ) -> None:
-        super().__init__(root, guard=guard)
+        super().__init__(*roots, guard=guard)
         self._show = show
         self._shown: dict[str, str] = {}
         self._lookers: dict[str, asyncio.Task[None]] = {}

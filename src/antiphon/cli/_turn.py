@@ -50,12 +50,15 @@ class Job(msgspec.Struct, kw_only=True):
     """What is to be run.
 
     `started` is when the command was called (`time.monotonic`): `timeout` counts from there.
+    `roots` are the folders whose files, and in which commands, are lent (none: `cwd`).
     """
 
     argv: list[str]
     cwd: str
     text: str
     started: float
+    roots: tuple[str, ...] = ()
+    lends_terminals: bool = True
     env: dict[str, str] | None = None
     timeout: float | None = None
     silence: float | None = 600.0
@@ -233,11 +236,14 @@ class Run:
 
     async def _start_and_prompt(self) -> None:
         job, outcome = self._job, self.outcome
-        guard = self._decider.guard
+        decider = self._decider
+        guard, roots = decider.guard, job.roots or (job.cwd,)
         client = _Lender(
-            files=Files(job.cwd, guard=guard),
-            terminals=LentTerminals(job.cwd, guard=guard, show=self._view.display.output),
-            permissions=self._decider.permission,
+            files=Files(*roots, guard=guard, guard_reads=decider.guards_reads),
+            terminals=LentTerminals(*roots, guard=guard, show=self._view.display.output)
+            if job.lends_terminals
+            else None,
+            permissions=decider.permission,
             on_update=self._update,
         )
         # `self._stop` has waited already for an answer to `session/cancel`.
@@ -267,7 +273,9 @@ class Run:
 
     async def _prompt(self, agent: AgentPeer) -> None:
         job, outcome = self._job, self.outcome
-        self._session = session = await agent.new_session(cwd=job.cwd)
+        self._session = session = await agent.new_session(
+            cwd=job.cwd, additional_directories=_more_roots(agent, job)
+        )
         outcome.session_id = session.session_id
         async with session.prompt(job.text, silence=job.silence) as turn:
             self._turn_is_open = True
@@ -342,6 +350,18 @@ def _failure_behind(error: BaseException) -> AntiphonError | None:
 def _name(agent: AgentPeer) -> str | None:
     info = agent.info
     return None if info is None else f"{info.title or info.name} {info.version}".strip()
+
+
+def _more_roots(agent: AgentPeer, job: Job) -> list[str]:
+    """The roots that the session's folder does not hold, for an agent that takes any."""
+    offered = agent.capabilities.session_capabilities
+    if not (
+        isinstance(offered, v1.SessionCapabilities)
+        and isinstance(offered.additional_directories, v1.SessionAdditionalDirectoriesCapabilities)
+    ):
+        return []
+    inside = job.cwd.rstrip("/") + "/"
+    return [root for root in job.roots if not f"{root}/".startswith(inside)]
 
 
 def _ways_to_log_in(agent: AgentPeer, argv: list[str]) -> str:

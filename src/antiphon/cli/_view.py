@@ -75,7 +75,7 @@ class ToolView(msgspec.Struct, kw_only=True):
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Something that has to be decided before the agent may go on.
 
-    `kind` is "permission" (the agent asks), "write" or "execute" (it is about to do it).
+    `kind` is "permission" (the agent asks), "read", "write" or "execute" (it is about to do it).
     """
 
     kind: str
@@ -87,6 +87,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     def headline(self) -> str:
         """The question in one line."""
         match self.kind:
+            case "read":
+                return f"The agent wants to read: {self.tool.name}"
             case "write":
                 return f"The agent wants to write: {self.tool.name}"
             case "execute":
@@ -205,10 +207,14 @@ class View:
 
     def fold(self, session_id: str, call: v1.ToolCall | v1.ToolCallUpdate) -> ToolView:
         """What is known of a tool call now that `call` says this about it."""
+        return _shown(self.known(session_id, call))
+
+    def known(self, session_id: str, call: v1.ToolCall | v1.ToolCallUpdate) -> ToolCallView:
+        """The same as the library keeps it, with everything that a policy looks at."""
         view = self._sessions.get(session_id)
         if view is None:
             view = self._sessions[session_id] = SessionView()
-        return _shown(view.apply_tool_call(call))
+        return view.apply_tool_call(call)
 
 
 def _shown(tool: ToolCallView) -> ToolView:
