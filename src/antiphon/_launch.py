@@ -91,9 +91,13 @@ class Pipes:
 
 
 def spawn(
-    words: list[str], cwd: StrPath | None, env: Mapping[str, str] | None, pipes: Pipes
+    words: list[str],
+    cwd: StrPath | None,
+    env: Mapping[str, str] | None,
+    pipes: Pipes,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start the program. Raises what Popen does, for `explain`."""
+    """Start the program, which inherits `pass_fds` too. Raises what Popen does, for `explain`."""
     # Blocks for no longer than the system takes to begin the program; without waiting there is no
     # moment at which a cancellation could lose a process that has just been started.
     command: str | list[str] = words
@@ -110,6 +114,7 @@ def spawn(
         stdout=pipes.stdout,
         stderr=None if pipes.inherit_stderr else pipes.stderr,
         start_new_session=sys.platform != "win32",
+        pass_fds=pass_fds,
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
     )
 

@@ -117,6 +117,7 @@ class Child:
         stderr: Literal["pipe", "stdout", "inherit", "null"] = "pipe",
         stderr_file: os.PathLike[str] | None = None,
         on_stderr_line: Callable[[str], object] | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> Child:
         """Start `argv`, without a shell.
 
@@ -134,6 +135,8 @@ class Child:
             on_stderr_line: called on the loop with each line of a piped standard error, without
                 its end; bad UTF-8 is replaced, and what exceeds 64 KiB comes in pieces. What it
                 raises changes nothing; the first time it is logged.
+            pass_fds: further descriptors that it gets, under the same numbers (not on Windows).
+                They stay the caller's.
 
         Raises:
             StartError: nothing was started; the text says what is wrong. Returns or raises within
@@ -149,7 +152,7 @@ class Child:
             reason = f"cannot make pipes: {error.strerror}"
             raise StartError(reason, command=words) from error
         try:
-            process = spawn(words, cwd, env, pipes)
+            process = spawn(words, cwd, env, pipes, pass_fds)
         except (OSError, ValueError) as error:
             pipes.close_ours()
             if copy is not None:

@@ -16,6 +16,7 @@ import contextlib
 import errno
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from antiphon._errors import RequestError
     from antiphon.services._context import ServiceContext
 
-__all__ = ["Pins", "Place", "Roots", "not_found", "os_failure"]
+__all__ = ["Pins", "Place", "Roots", "not_found", "open_directory", "os_failure"]
 
 #: Links followed in one path, as in Linux (40). Plain directories are not counted.
 MAX_LINKS: Final = 40
@@ -58,8 +59,10 @@ _Names = tuple[bytes, ...]
 class Roots:
     """Directories an agent may use, each pinned to its real path when this object is made.
 
-    A root may be named through links; it stays what those links meant at that moment. Inside,
-    links are followed as long as they stay within the roots (any of them).
+    A root may be named through links; it stays what those links meant at that moment. What stands
+    at its real path later is what is lent, unless that, or anything above it, has become a link:
+    then nothing is, until it is a directory again. Inside, links are followed as long as they stay
+    within the roots (any of them). Mounts and hard links cannot be told from what is there.
 
     Args:
         paths: the directories; relative ones are taken from the working directory.
@@ -77,7 +80,11 @@ class Roots:
         self, paths: Iterable[str | os.PathLike[str]], *, skip_missing: bool = False
     ) -> None:
         if os.open not in os.supports_dir_fd or os.readlink not in os.supports_dir_fd:
-            raise NotImplementedError("confining paths needs directory descriptors")
+            what = (
+                f"{sys.platform} has no directory descriptors: paths cannot be confined here"
+                " without a race, so neither files nor terminals are lent"
+            )
+            raise NotImplementedError(what)
         # Spelling of a root, as given and resolved, in components -> its real components.
         self._real: dict[_Names, _Names] = {}
         # All proper ancestors of all spellings: where a path may pass, without being looked at.
@@ -115,6 +122,10 @@ class Roots:
     def first(self) -> str:
         """The real path of the first root; "/" where there is none, which nothing then holds."""
         return "/" + b"/".join(next(iter(self._real.values()), ())).decode("utf-8", "replace")
+
+    def spellings(self) -> dict[bytes, bytes]:
+        """Each name by which a root is known -> its real path; both absolute."""
+        return {b"/" + b"/".join(name): b"/" + b"/".join(real) for name, real in self._real.items()}
 
     def locate(self, path: str) -> Place:
         """Walk an absolute path; the place holds a descriptor that the caller closes.
@@ -168,6 +179,10 @@ class Pins:
         if pinned is None or pinned[0] != names:
             pinned = self._sessions[ctx.session_id] = (names, Roots(names, skip_missing=True))
         return pinned[1]
+
+    def holds_everything(self) -> bool:
+        """Whether the service's own roots contain the root of the file system."""
+        return self._own is not None and b"/" in self._own.spellings().values()
 
     def named(self, ctx: ServiceContext) -> tuple[str, ...]:
         """The session's directories as it names them, then those that are lent, by real path."""
@@ -391,6 +406,11 @@ def _open_root(names: _Names) -> int:
             os.close(here)
         here = inner
     return here
+
+
+def open_directory(real: bytes) -> int:
+    """Open a directory by its real path, refusing every link on the way; the caller closes it."""
+    return _open_root(_names(real))
 
 
 def _names(path: bytes) -> _Names:

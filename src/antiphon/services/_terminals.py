@@ -5,8 +5,9 @@ to the guard, finding the working directory to `_confine`. What is kept here is 
 terminals, each bound to its session, and the end of each one's output.
 
 A command's working directory is confined like a file; the command itself is not, it can do all that
-this user can. It runs in a process group of its own, with the null device as its standard input, in
-an environment that holds no secrets of ours (`_launch.environment`).
+this user can, unless it is run in a sandbox (`_bwrap`). It runs in a process group of its own, with
+the null device as its standard input, or in a terminal of its own (`_pty`), in an environment that
+holds no secrets of ours (`_launch.environment`).
 """
 
 from __future__ import annotations
@@ -21,27 +22,32 @@ import shlex
 import shutil
 import signal
 import stat
-import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
 
 from antiphon._descriptors import open_reader
-from antiphon._errors import InternalError, ResourceNotFound, StartError
+from antiphon._errors import ENDING, InternalError, ResourceNotFound, StartError
 from antiphon._launch import environment, with_variables
 from antiphon._process import Child
 from antiphon.schema import v1
+from antiphon.services._bwrap import SESSION_VARIABLES, Box
 from antiphon.services._confine import Pins, not_found
 from antiphon.services._context import Operation, permit, refusal
+from antiphon.services._launched import Plain, directory_name, start_launched
+from antiphon.services._pty import checked_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
 
     from antiphon._launch import Environment
     from antiphon.schema import v1_unstable
     from antiphon.services._confine import Place
     from antiphon.services._context import Guard, ServiceContext
+    from antiphon.services._launched import Command
+
+    OnOutput = Callable[[str, str, str], object]
 
 __all__ = ["Terminals"]
 
@@ -52,6 +58,9 @@ MIB: Final = 1 << 20
 OUTPUT_BYTES: Final = MIB
 #: Terminals of one session at a time, until they are released (DESIGN §5).
 TERMINALS: Final = 32
+#: Terminals of all sessions together, also those that are being ended. Each costs two to
+#: seven descriptors, and 1024 is what most systems give a process.
+IN_ALL: Final = 128
 #: Between TERM and KILL when a command is ended (DESIGN §5, shutdown ladder).
 KILL_GRACE: Final = 2.0
 
@@ -83,13 +92,37 @@ class Terminals:
         output_bytes: the most that is kept of a terminal's output, as UTF-8; an agent may ask for
             less.
         per_session: the most terminals that a session may have.
+        in_all: the most that all sessions may have together. What is being ended counts, too.
+        life: seconds after which a command and what it has started are ended as by `kill_terminal`;
+            the exit status says the signal, a line is logged, `expired` counts it. The terminal
+            stays until it is released. None: no bound.
         kill_grace: seconds between TERM and KILL when a command is ended.
+        pty: run commands in a terminal of 24 rows and 80 columns, or of (rows, columns): programs
+            print there as for a person, with colours and progress, and lines end in CR LF. Nobody
+            ever types; what reads gets an end of file (`_pty.Silence`). A program that takes single
+            keys waits until it is killed: set `life`.
+        confine: "bwrap" runs each command in a sandbox of bubblewrap: of the file system the roots
+            alone can be changed, the system be read, and nothing else is there (`_bwrap`), least of
+            all the home; no network; no process but its own, and all of them end with it, daemons
+            too. Linux only.
+        network: leave confined commands the network of this machine, what listens on loopback and
+            abstract sockets included.
+        visible: further files and directories that a confined command may read: a toolchain in the
+            home, caches.
+        on_output: called on the loop with session id, terminal id and what a command has printed
+            since, for a display; bad UTF-8 is replaced. It is not awaited and must return soon. What
+            it raises is logged once a terminal and changes nothing.
+
+    Attributes:
+        expired: how many commands `life` has ended.
 
     Raises:
-        OSError: a root does not exist or is no directory.
+        OSError: a root, or something in `visible`, does not exist, or a root is no directory.
         ValueError: `env` has an empty name, one with "=", or a NUL.
         TypeError: `env` has a name that is no string, or a value neither a string nor None.
-        NotImplementedError: this system has no directory descriptors.
+        NotImplementedError: this system has no directory descriptors, no terminals, or no sandbox;
+            the text says what is missing. Whether bubblewrap works here is tried once, which takes
+            some 50 ms.
     """
 
     def __init__(
@@ -100,7 +133,14 @@ class Terminals:
         shell_fallback: bool = True,
         output_bytes: int = OUTPUT_BYTES,
         per_session: int = TERMINALS,
+        in_all: int = IN_ALL,
+        life: float | None = None,
         kill_grace: float = KILL_GRACE,
+        pty: bool | tuple[int, int] = False,
+        confine: Literal["bwrap"] | None = None,
+        network: bool = False,
+        visible: Iterable[str | os.PathLike[str]] = (),
+        on_output: OnOutput | None = None,
     ) -> None:
         self.guard = guard
         environment(env)  # refuses what is none
@@ -108,8 +148,27 @@ class Terminals:
         self.shell_fallback = shell_fallback
         self.output_bytes = output_bytes
         self.per_session = per_session
+        self.in_all = in_all
+        if life is not None and not life > 0:
+            msg = f"life is a number of seconds above 0, or None for no bound, not {life!r}"
+            raise ValueError(msg)
+        self.life = life
         self.kill_grace = kill_grace
+        self.expired = 0
+        self.on_output = on_output
+        self._size = checked_size(pty)
+        visible = list(visible)
+        if confine is None and (network or visible):
+            msg = 'network= and visible= say what a confined command has: give confine="bwrap"'
+            raise ValueError(msg)
+        if confine not in {None, "bwrap"}:
+            msg = f'confine is None or "bwrap", not {confine!r}'
+            raise ValueError(msg)
+        self._box = None if confine is None else Box(network=network, visible=visible)
         self._pins = Pins(roots)
+        if self._box is not None and self._pins.holds_everything():
+            msg = "a sandbox whose root is / would hold nothing"
+            raise ValueError(msg)
         self._sessions: dict[str, _Session] = {}
 
     def guard_with(self, guard: Guard, *, reads: bool) -> None:
@@ -145,11 +204,9 @@ class Terminals:
         with self._locate(_or(params.cwd, None), ctx) as place:
             # None: all of ours. Taken anew each time, as ours may change.
             ours = environment(self.env) or dict(os.environ)
-            env = with_variables(ours, {"PWD": place.path, **added})
+            env = with_variables(ours, {**self._changed(), "PWD": place.path, **added})
             argv, title = self._command(params.command, args, env, place)
-            if len(session.terminals) + session.starting >= self.per_session:
-                facts = {"reason": "too_many_terminals", "limit": self.per_session}
-                raise InternalError(facts, "Too many terminals")
+            self._refuse_too_many(session)
             # Counted while a person thinks, or many could pass at once.
             session.starting += 1
             try:
@@ -165,15 +222,64 @@ class Terminals:
                         roots=self._pins.named(ctx),
                     ),
                 )
+                command = await session.run(self._start(argv, env, place, ctx))
             finally:
                 session.starting -= 1
-            if session.released:
-                raise InternalError({"reason": "session_released"}, "Session released")
-            child = await _start(argv, env, place)
         terminal_id = f"term-{secrets.token_hex(8)}"
         most = min(_or(params.output_byte_limit, self.output_bytes), self.output_bytes)
-        session.terminals[terminal_id] = _Terminal(child, most, self.kill_grace)
+        try:
+            terminal = _Terminal(command, most, self.kill_grace)
+        except BaseException:
+            command.abort()
+            raise
+        session.terminals[terminal_id] = terminal
+        if (show := self.on_output) is not None:
+            session_id = ctx.session_id
+            terminal.show = lambda text: show(session_id, terminal_id, text)
+        if self.life is not None:
+            terminal.expire_after(self.life, self._count_expired)
         return v1.CreateTerminalResponse(terminal_id=terminal_id)
+
+    def _refuse_too_many(self, session: _Session) -> None:
+        # What is being ended counts: an agent might start faster than commands can be ended.
+        everyone = sum(other.count() for other in self._sessions.values())
+        for count, limit in ((session.count(), self.per_session), (everyone, self.in_all)):
+            if count >= limit:
+                facts = {"reason": "too_many_terminals", "limit": limit}
+                raise InternalError(facts, "Too many terminals")
+
+    def _count_expired(self) -> None:
+        self.expired += 1
+
+    def _changed(self) -> dict[str, str | None]:
+        """What our environment says that does not hold where commands run."""
+        changed: dict[str, str | None] = {}
+        if self._size is not None and os.environ.get("TERM", "dumb") == "dumb":
+            changed["TERM"] = "xterm-256color"
+        if self._box is not None:
+            changed.update(dict.fromkeys(SESSION_VARIABLES), TMPDIR="/tmp")  # noqa: S108 (its own)
+        given = self.env
+        if not isinstance(given, Mapping):
+            return changed
+        return {name: value for name, value in changed.items() if name not in given}
+
+    async def _start(
+        self, argv: list[str], env: Mapping[str, str], place: Place, ctx: ServiceContext
+    ) -> Command:
+        try:
+            if self._size is None and self._box is None:
+                cwd = directory_name(place)
+                child = await Child.start(argv, cwd=cwd, env=env, stdin="null", stderr="stdout")
+                return Plain(child, child.take_stdout())
+            roots = self._pins.roots(ctx)
+            return await start_launched(
+                argv, env, place=place, size=self._size, box=self._box, roots=roots
+            )
+        except StartError as error:
+            logger.info("a command of the agent was not started: %s", error)
+            known = argv[0] == "/bin/sh" or _is_program(argv[0], env, place)
+            reason = "cannot_start" if known else "command_not_found"
+            raise refusal(reason, command=argv[0]) from error
 
     async def terminal_output(
         self, params: v1_unstable.TerminalOutputRequest, ctx: ServiceContext
@@ -249,8 +355,7 @@ class Terminals:
         self._pins.release(session_id)
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            session.released = True
-            await asyncio.gather(*(terminal.release() for terminal in session.all()))
+            await session.release()
 
     async def aclose(self) -> None:
         """End all terminals of all sessions. Idempotent; new ones may be created afterwards."""
@@ -297,36 +402,112 @@ class _Session:
         self.terminals: dict[str, _Terminal] = {}
         self.ending: set[_Terminal] = set()
         self.starting = 0
-        self.released = False
+        self._released = False
+        self._starts: set[asyncio.Task[Command]] = set()
 
-    def all(self) -> Iterable[_Terminal]:
-        return [*self.terminals.values(), *self.ending]
+    def count(self) -> int:
+        return len(self.terminals) + len(self.ending) + self.starting
+
+    async def run(self, starting: Coroutine[object, object, Command]) -> Command:
+        """Let a command start, unless the session is released before it has."""
+        if self._released:
+            starting.close()
+            raise _session_released()
+        start = asyncio.get_running_loop().create_task(starting)
+        self._starts.add(start)
+        try:
+            command = await start
+        except asyncio.CancelledError:
+            # It may have started all the same, just now.
+            start.add_done_callback(_abort_what_started)
+            start.cancel()
+            if self._released and not _is_being_cancelled():
+                raise _session_released() from None
+            raise
+        finally:
+            self._starts.discard(start)
+        if self._released:
+            command.abort()
+            raise _session_released()
+        return command
+
+    async def release(self) -> None:
+        self._released = True
+        starts = list(self._starts)
+        for start in starts:
+            start.cancel()
+        terminals = [*self.terminals.values(), *self.ending]
+        results = await asyncio.gather(
+            *(terminal.release() for terminal in terminals), *starts, return_exceptions=True
+        )
+        for result in results[: len(terminals)]:
+            if isinstance(result, BaseException):
+                raise result
 
 
 class _Terminal:
     """One command and the end of its output."""
 
-    def __init__(self, child: Child, most: int, kill_grace: float) -> None:
+    def __init__(self, command: Command, most: int, kill_grace: float) -> None:
         self.output = OutputTail(most)
         self.exited = asyncio.Event()
         self.closed: Callable[[], None] | None = None
-        self._child = child
+        self.show: Callable[[str], object] | None = None
+        self._command = command
         self._kill_grace = kill_grace
-        self._ending: asyncio.Task[int | None] | None = None
+        self._ending: asyncio.Task[object] | None = None
         self._release: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
-        fd = child.take_stdout()
+        fd = command.output
         # Our end of a pipe of ours. Emptying it at the exit may come between the loop's seeing
         # that it is readable and its reading, which must not wait for whoever still holds it.
         os.set_blocking(fd, False)
         self._reader = open_reader(
-            loop, fd, self.output.add, lambda _error: self.output.end(), own=True
+            loop, fd, self._received, lambda _error: self._output_ended(), own=True
         )
         # Reading never pauses: output is thrown away rather than the command held up.
         self._reader.resume()
-        child.on_exit(self._exit_seen)
+        command.on_exit(self._exit_seen)
+
+    def _received(self, data: bytes) -> None:
+        if self._command.silence is not None:
+            self._command.silence.shown()
+        self._show(self.output.add(data))
+
+    def _output_ended(self) -> None:
+        self._show(self.output.end())
+
+    def _show(self, text: str) -> None:
+        if text and self.show is not None:
+            try:
+                self.show(text)
+            except ENDING:
+                raise
+            except BaseException:
+                self.show = None  # it may fail each time, and a traceback costs more than the text
+                logger.exception("on_output failed, and is no longer told of this terminal")
+
+    def expire_after(self, seconds: float, count: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, seconds, count)
+
+    def _expire(self, seconds: float, count: Callable[[], None]) -> None:
+        if self._ending is None:
+            if not self.exited.is_set():
+                count()
+                logger.warning("a command of the agent is ended: it has run for %g s", seconds)
+            # What a command has left behind has no longer a life than itself.
+            self._ended()
+
+    def _ended(self) -> asyncio.Task[object]:
+        if self._ending is None:
+            ending = self._command.end(self._kill_grace)
+            self._ending = asyncio.get_running_loop().create_task(ending)
+        return self._ending
 
     def _exit_seen(self) -> None:
+        if self._command.silence is not None:
+            self._command.silence.close()
         # What the command itself has written is in the pipe by now. What its children, which may
         # hold the pipe for ever, write later comes as it comes.
         self._reader.drain(_PIPE_BYTES)
@@ -334,17 +515,14 @@ class _Terminal:
 
     def status(self) -> tuple[int | None, str | None]:
         """Exit code or signal name, never both."""
-        code = self._child.returncode
+        code = self._command.returncode
         if code is None:
             return None, None
         return (code, None) if code >= 0 else (None, signal_name(-code))
 
     async def end(self) -> None:
-        if self._ending is None:
-            ending = self._child.end(stdin_grace=0, term_grace=self._kill_grace)
-            self._ending = asyncio.get_running_loop().create_task(ending)
         # Nobody's cancellation may stop it half-way.
-        await asyncio.shield(self._ending)
+        await asyncio.shield(self._ended())
 
     async def release(self) -> None:
         if self._release is None:
@@ -359,7 +537,11 @@ class _Terminal:
 
     def _close(self) -> None:
         self._reader.close()
-        self.output.end()
+        self._output_ended()
+        if self._command.silence is not None:
+            self._command.silence.close()
+        if self._timer is not None:
+            self._timer.cancel()
         # Set already, unless the kernel does not let go of the process.
         self.exited.set()
         if self.closed is not None:
@@ -375,16 +557,17 @@ class OutputTail:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._kept = bytearray()
 
-    def add(self, data: bytes) -> None:
-        """Take the next piece, however it is cut."""
-        self._keep(self._decoder.decode(data))
+    def add(self, data: bytes) -> str:
+        """Take the next piece, however it is cut; the text that has become whole."""
+        return self._keep(self._decoder.decode(data))
 
-    def end(self) -> None:
+    def end(self) -> str:
         """The stream has ended: half a character will not become whole any more. Idempotent."""
-        self._keep(self._decoder.decode(b"", final=True))
+        text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
+        return self._keep(text)
 
-    def _keep(self, text: str) -> None:
+    def _keep(self, text: str) -> str:
         kept = self._kept
         kept += text.encode()
         cut = len(kept) - self._most
@@ -392,26 +575,26 @@ class OutputTail:
             self.truncated = True
             while cut < len(kept) and kept[cut] & 0xC0 == 0x80:
                 cut += 1
-            del kept[:cut]
+            del kept[:cut]  # moves nothing: a bytearray can begin later
+        return text
 
     def text(self) -> str:
         """What is kept."""
         return self._kept.decode()
 
 
-async def _start(argv: list[str], env: Mapping[str, str], place: Place) -> Child:
-    # The descriptor's own name leads to the directory that was checked, even if its path now leads
-    # elsewhere: the child changes its directory before it closes what it does not inherit.
-    cwd = f"/proc/self/fd/{place.directory}"
-    if sys.platform != "linux" or not os.access(cwd, os.F_OK):
-        cwd = place.path
-    try:
-        return await Child.start(argv, cwd=cwd, env=env, stdin="null", stderr="stdout")
-    except StartError as error:
-        logger.info("a command of the agent was not started: %s", error)
-        known = argv[0] == "/bin/sh" or _is_program(argv[0], env, place)
-        reason = "cannot_start" if known else "command_not_found"
-        raise refusal(reason, command=argv[0]) from error
+def _session_released() -> InternalError:
+    return InternalError({"reason": "session_released"}, "Session released")
+
+
+def _abort_what_started(start: asyncio.Task[Command]) -> None:
+    if not start.cancelled() and start.exception() is None:
+        start.result().abort()
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _or(value: _T | msgspec.UnsetType | None, default: _T) -> _T:
