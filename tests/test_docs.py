@@ -1,7 +1,7 @@
 """What the documentation says is so: its code runs, its tables and trees are the library's.
 
 A block of Python is a program where its first line is a comment with a file name, else a fragment.
-Programs of a page stand together in one folder. ` ```python run ` and ` ```sh run ` are carried out,
+Programs of a page stand together in one folder, and so do files of TOML that are named in that way. ` ```python run ` and ` ```sh run ` are carried out,
 and print what the `text` block right after them says. All Python is type-checked, strictly.
 """
 
@@ -47,7 +47,7 @@ class Block(NamedTuple):
     @property
     def name(self) -> str | None:
         """The file that it is, by the comment in its first line."""
-        found = re.match(r"# (\w+\.py)\n", self.text)
+        found = re.match(r"# (\w+\.(?:py|toml))\n", self.text)
         return found and found[1]
 
 
@@ -92,7 +92,7 @@ def runnable_pages() -> list[Path]:
 def test_the_programs_of_a_page_run_and_print_what_it_says(page: Path, tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for block in blocks(page):
-        if block.language == "python" and block.name is not None:
+        if block.name is not None:
             (tmp_path / block.name).write_text(block.text, encoding="utf-8")
         if not block.run:
             continue
@@ -274,6 +274,54 @@ def test_each_error_has_its_advice() -> None:
         kind = getattr(_errors, re.findall(r"\w+", row[0])[0])
         for fact in re.findall(r"`(\w+)`", row[1]):
             assert f"self.{fact} =" in source_of(kind), (kind, fact)
+
+
+LENDING = DOCS / "guides" / "lending-files-and-terminals.md"
+
+
+def test_what_is_held_is_held_by_tests_that_exist() -> None:
+    text = LENDING.read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", text))
+    written = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+
+    assert len(named) > 15
+    assert named <= written
+
+
+def test_the_reasons_that_an_agent_is_given_are_those_of_the_services() -> None:
+    rows = next(
+        table for table in tables(LENDING) if any("`path_traversal`" in row for row in table)
+    )
+    listed = [(int(row[0]), row[1].strip("`")) for row in rows if row[1]]
+
+    assert len(listed) == len(set(listed))
+    assert {reason for _, reason in listed} == {
+        reason
+        for name in ("_confine", "_context", "_files", "_terminals")
+        for reason in reasons_in(ROOT / "src" / "antiphon" / "services" / f"{name}.py")
+    }
+
+
+def reasons_in(path: Path) -> Iterator[str]:
+    """What a module can give as `reason`, as literals in its code."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        given: ast.expr | None = None
+        match node:
+            case ast.Call(func=ast.Name(id="refusal" | "os_failure"), args=[first, *_]):
+                given = first
+            case ast.Dict(keys=[ast.Constant(value="reason"), *_], values=[first, *_]):
+                given = first
+            case ast.Assign(targets=[ast.Name(id="reason")], value=value):
+                given = value
+            case _:
+                continue
+        for part in ast.walk(given):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield part.value
 
 
 def module_tables() -> dict[str, list[list[str]]]:
