@@ -259,9 +259,9 @@ class ClientWorld(World):
         elif "id" in frame:
             ok = "error" not in frame
             call = self.model.calls.get(frame["id"])
-            if call is not None and call.method == "session/close":
-                if ok and not (call.answered or call.given_up):
-                    self._questions_end_with(call.session_id)
+            closes = call is not None and call.method == "session/close"
+            if ok and call is not None and closes and not (call.answered or call.given_up):
+                self._questions_end_with(call.session_id)
             result: dict[str, Any] = frame.get("result") or {}
             self.model.answered(frame["id"], ok=ok, result=result, now=now)
 
