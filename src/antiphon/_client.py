@@ -7,6 +7,8 @@ import logging
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
+import msgspec
+
 from antiphon._capabilities import Capabilities, client_tree
 from antiphon._errors import ENDING
 from antiphon._handlers import ClientHandlers
@@ -17,7 +19,7 @@ from antiphon.sessions._methods import table
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from antiphon.services import Files, Terminals
+    from antiphon.services import Elicitation, Files, Terminals
     from antiphon.sessions import AgentPeer, ClientContext, Extensions, Observer
 
 __all__ = ["Client", "Deciding"]
@@ -39,6 +41,7 @@ _TERMINALS = (
     "kill_terminal",
     "release_terminal",
 )
+_ELICITATION = ("create_elicitation", "complete_elicitation")
 
 
 class Client(ClientHandlers):
@@ -59,6 +62,7 @@ class Client(ClientHandlers):
             else "cancelled", never an option that allows (R1-104). A sync one must not block: it
             holds up the event loop (with `antiphon.sync` it may). What has a `guard`, as
             `Permissions` has, becomes the guard of `files` and `terminals` that have none.
+        elicitation: asks a person what the agent wants to know, by `antiphon.services.Elicitation`.
         on_update: called with each `Update` of every session, in order; sync or async. The next
             update and the answers about that session wait for it.
 
@@ -76,6 +80,7 @@ class Client(ClientHandlers):
         files: Files | None = None,
         terminals: Terminals | None = None,
         permissions: Deciding = "deny",
+        elicitation: Elicitation | None = None,
         on_update: Observer | None = None,
     ) -> None:
         if permissions not in ("allow", "deny") and not callable(permissions):
@@ -84,6 +89,7 @@ class Client(ClientHandlers):
         self.files = files
         self.terminals = terminals
         self.permissions = permissions
+        self.elicitation = elicitation
         guard = getattr(permissions, "guard", None)
         if guard is not None:
             # One policy for what the agent asks about and what it does without asking.
@@ -139,6 +145,8 @@ class Client(ClientHandlers):
             return getattr(self.files, name)  # type: ignore[no-any-return]
         if self.terminals is not None and name in _TERMINALS:
             return getattr(self.terminals, name)  # type: ignore[no-any-return]
+        if self.elicitation is not None and name in _ELICITATION:
+            return getattr(self.elicitation, name)  # type: ignore[no-any-return]
         return None
 
     def extensions(self) -> Extensions:
@@ -156,8 +164,18 @@ class Client(ClientHandlers):
 
     def advertised(self, *, unstable: bool) -> v1_unstable.ClientCapabilities:
         """The capabilities to send."""
+        declared, asking = self.capabilities, self.elicitation
+        if (
+            asking is not None
+            and type(self).create_elicitation is ClientHandlers.create_elicitation
+        ):
+            declared = msgspec.structs.replace(
+                declared,
+                elicitation_form=asking.form is not None,
+                elicitation_url=asking.url is not None,
+            )
         tree = client_tree(
-            self.capabilities,
+            declared,
             table().requests["client"].values(),
             lambda name: self.find_handler(name) is not None,
             unstable=unstable,
@@ -169,7 +187,7 @@ class Client(ClientHandlers):
 
         So are the answers that `Permissions` remembers for them.
         """
-        for service in (self.files, self.terminals, self.permissions):
+        for service in (self.files, self.terminals, self.permissions, self.elicitation):
             release = getattr(service, "release_session", None)
             if release is not None:
                 for session_id in session_ids:

@@ -17,9 +17,10 @@ too (Jupyter's), errors are the same exceptions, and any thread may call, severa
 
 What runs where:
 
-* A plain function given as `permissions`, or to `antiphon.services.Permissions` as its `ask`, is called
-  in a thread that waits for the agent (in `run`, in the `for` loop, in any call): it may ask with
-  `input()` and take its time. While nobody waits, the agent waits for its answer.
+* A plain function given as `permissions`, to `antiphon.services.Permissions` as its `ask`, or to
+  `antiphon.services.Elicitation` as a hook, is called in a thread that waits for the agent (in `run`,
+  in the `for` loop, in any call): it may ask with `input()` and take its time. While nobody waits, the
+  agent waits for its answer.
 * All else that is called back (async handlers of the `Client`, services, `on_update`, `stderr`,
   `record`, `telemetry`) runs on the background thread: it must not block, and cannot call what is in
   this module.
@@ -849,12 +850,13 @@ def _open(
     if callable(decide) and not policy and not inspect.iscoroutinefunction(decide):
         decide = ask = _Ask(decide)
     lent = None
-    if policy or decide is not client.permissions:
+    asks = policy or client.elicitation is not None
+    if asks or decide is not client.permissions:
         client = lent = _Lent(client, decide)
     resident = Resident(connecting(client=client))
     if ask is not None:
         ask.resident = resident
-    if lent is not None and policy:
+    if lent is not None and asks:
         lent.asking = resident.ask
     return AgentPeer(resident, resident.open())
 
@@ -894,7 +896,7 @@ class _Lent(Client):
     def _asking_here(
         self, handler: Callable[[Any, Any], Awaitable[Any]] | None
     ) -> Callable[[Any, Any], Awaitable[Any]] | None:
-        if handler is None or getattr(self.permissions, "guard", None) is None:
+        if handler is None or self.asking is None:
             return handler
         from antiphon.services._permissions import asking_thread
 

@@ -576,7 +576,7 @@ async def test_nothing_is_kept_of_what_was_asked() -> None:
         assert (await raw.ask("session/request_permission", ask()))["result"] == YES
         assert "result" in await raw.ask("fs/read_text_file", {"sessionId": "s1", "path": "/a"})
         connection = peer.connection
-        assert peer._router._permissions == {}
+        assert peer._router._questions == {}
         assert (connection.protocol.requests, connection.protocol.calls) == ({}, {})
         assert connection.queued_bytes == 0
         assert connection.tasks == set()

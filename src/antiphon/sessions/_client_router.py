@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["ClientContext", "ClientHandlersLike", "ClientRouter", "as_observer"]
 
 _CANCELLED = b'{"outcome":{"outcome":"cancelled"}}'
+#: What is answered in a person's place, by the question.
+_NO_ANSWER = {
+    "session/request_permission": _CANCELLED,
+    "elicitation/create": b'{"action":"cancel"}',
+}
 
 
 class ClientHandlersLike(HandlersLike, Protocol):
@@ -96,7 +101,8 @@ class ClientRouter(SideRouter):
         self._unknown: deque[tuple[str, Any, bytes]] = deque()
         self._unknown_bytes = 0
         self._shed = 0
-        self._permissions: dict[InboundCall, str] = {}
+        #: Open questions to a person, by the session they are about.
+        self._questions: dict[InboundCall, str] = {}
         #: Ids of sessions not known here that asked for a terminal: they have to be ended as well.
         self.strangers: set[str] = set()
 
@@ -176,10 +182,11 @@ class ClientRouter(SideRouter):
         decode, invoke, encode = route.decode, route.invoke, route.encode
         match method:
             case "session/request_permission":
-                ask = self._permission_handler(invoke)
+                ask = self._question_handler(invoke)
                 return RequestRoute(decode, ask, encode, self._accept_permission)
             case "elicitation/create":
-                return RequestRoute(decode, invoke, encode, self._accept_elicitation)
+                ask = self._question_handler(invoke)
+                return RequestRoute(decode, ask, encode, self._accept_elicitation)
             case "terminal/create":
                 return RequestRoute(decode, self._terminal_handler(invoke), encode)
             case _:
@@ -188,18 +195,22 @@ class ClientRouter(SideRouter):
     def _accept_permission(self, params: Any, context: ClientContext) -> Any:
         """Enter it where `session/cancel` finds it; answered at once in a turn being cancelled."""
         session = context.session
-        call = context.call
         if session is not None and session.inbox.view is not None:
             # It may say what no update has said yet (quirk 14).
             session.inbox.view.apply_tool_call(params.tool_call)
-        if call is not None:
-            if session is not None and session.stopping:
-                self._peer.connection.answer(call, _CANCELLED)
-            else:
-                self._permissions[call] = params.session_id
+        self._enter(context)
         return params
 
-    def _permission_handler(
+    def _enter(self, context: ClientContext) -> None:
+        call, session = context.call, context.session
+        if call is None:
+            return
+        if session is not None and session.stopping:
+            self._peer.connection.answer(call, _NO_ANSWER[call.method])
+        else:
+            self._questions[call] = context.session_id
+
+    def _question_handler(
         self, handler: Callable[[Any, Any], Awaitable[Any]]
     ) -> Callable[[Any, Any], Awaitable[Any]]:
         async def ask(params: Any, context: ClientContext) -> Any:
@@ -207,18 +218,21 @@ class ClientRouter(SideRouter):
                 return await handler(params, context)
             finally:
                 if context.call is not None:
-                    self._permissions.pop(context.call, None)
+                    self._questions.pop(context.call, None)
 
         return ask
 
     def cancel_permissions(self, session_id: str) -> None:
-        """R1-92: every open permission request of the session is answered as cancelled."""
+        """R1-92: every open permission request of the session is answered as cancelled.
+
+        So are its elicitations: a turn that is stopped asks a person nothing more.
+        """
         session = self._peer.sessions.get(session_id)
         if session is not None and session.turn is not None:
             session.turn.cancelling = True
-        for call in [c for c, of in self._permissions.items() if of == session_id]:
-            del self._permissions[call]
-            self._peer.connection.answer(call, _CANCELLED)
+        for call in [c for c, of in self._questions.items() if of == session_id]:
+            del self._questions[call]
+            self._peer.connection.answer(call, _NO_ANSWER[call.method])
 
     def _terminal_handler(
         self, handler: Callable[[Any, Any], Awaitable[Any]]
@@ -238,6 +252,8 @@ class ClientRouter(SideRouter):
         mode = tag_of(params)
         if not allowed_by(self._offered, f"elicitation.{mode}"):
             raise InvalidParams({"reason": "elicitation mode not advertised", "mode": mode})
+        if context.session_id:
+            self._enter(context)
         return params
 
     # -------------------------------------------------------------- the rest of Router
@@ -254,7 +270,7 @@ class ClientRouter(SideRouter):
     def cancelled(self, call: InboundCall) -> bool:
         """A permission request that is withdrawn is answered as cancelled (acp-v1 §7, §20)."""
         if call.method == "session/request_permission":
-            self._permissions.pop(call, None)
+            self._questions.pop(call, None)
             return self._peer.connection.answer(call, _CANCELLED)
         return False
 
@@ -265,7 +281,7 @@ class ClientRouter(SideRouter):
         for inbox in list(self._inboxes.values()):
             inbox.end()
         self._unknown.clear()
-        self._permissions.clear()
+        self._questions.clear()
 
 
 def as_observer(handler: Callable[[Any, Any], Awaitable[None]], peer: AgentPeer) -> Observer:
