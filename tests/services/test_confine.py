@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon import _errors
+from antiphon.services import Files
 from antiphon.services._confine import MAX_DEPTH, MAX_LINKS, Pins, Place, Roots, not_found
 
 VECTORS: list[dict[str, Any]] = json.loads(
@@ -372,8 +373,12 @@ def test_a_system_without_directory_descriptors_lends_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "supports_dir_fd", frozenset[Any]())
-    with pytest.raises(NotImplementedError):
+    monkeypatch.setattr("sys.platform", "win32")
+    why = "win32 has no directory descriptors: .* neither files nor terminals are lent"
+    with pytest.raises(NotImplementedError, match=why):
         Roots([root])
+    with pytest.raises(NotImplementedError, match=why):
+        Files(root)
 
 
 # --- places -------------------------------------------------------------------------------------
@@ -552,6 +557,138 @@ def test_what_is_reached_is_what_the_system_means(
         else:
             assert why == "symlink_escape"
             assert not inside
+
+
+class Model:
+    """What is inside, told from the plan of a tree alone: no system, nothing of `_confine`.
+
+    `nodes` has everything by its absolute path: None for a directory, a text for a file, and a
+    target, after "->", for a link. Outside the roots and what is above them, nothing is known.
+    """
+
+    def __init__(self, roots: list[str], nodes: dict[str, str | None]) -> None:
+        self.roots = roots
+        self.nodes = nodes
+
+    def inside(self, path: str) -> bool:
+        return any(path == root or path.startswith(f"{root}/") for root in self.roots)
+
+    def passable(self, path: str) -> bool:
+        """Whether a way may lead through here: a root, inside, or a directory above a root."""
+        above = path.rstrip("/") + "/"
+        return self.inside(path) or any(root.startswith(above) for root in self.roots)
+
+    def resolve(self, path: str) -> str:
+        """The real path, or "!" and a reason."""
+        if not self.inside(os.path.normpath(path)):
+            return "!path_traversal"
+        here, links = "/", 0
+        steps = path.split("/")
+        gone = 0  # how many of the last names of `here` do not exist
+        while steps:
+            step = steps.pop(0)
+            if step in {"", "."}:
+                continue
+            if step == "..":
+                here = here.rpartition("/")[0] or "/"
+                gone = max(gone - 1, 0)
+                continue
+            there = f"{here.rstrip('/')}/{step}"
+            if not self.passable(there):
+                return "!symlink_escape" if links else "!path_traversal"
+            node = self.nodes.get(there, "missing")
+            if gone or node == "missing":
+                gone += self.inside(there)
+            elif node is not None and node.startswith("->"):
+                links += 1
+                if links > MAX_LINKS:
+                    return "!too_many_symlinks"
+                target = node.removeprefix("->")
+                steps = target.split("/") + steps
+                if target.startswith("/"):
+                    here = "/"
+                continue
+            elif node is not None and steps:
+                return "!not_a_directory"
+            here = there
+        if not self.inside(here):
+            return "!symlink_escape" if links else "!path_traversal"
+        return here
+
+
+FAR_STEPS = st.lists(
+    st.sampled_from(["a", "b", "..", ".", "out", "w", "v", "../..", "../out", "../v"]),
+    min_size=1,
+    max_size=5,
+)
+FAR_TREES = st.lists(
+    st.tuples(
+        st.sampled_from(["w", "v", "out"]),
+        st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=3),
+        st.one_of(
+            st.sampled_from(["dir", "file"]),
+            FAR_STEPS.map("/".join),
+            FAR_STEPS.map(lambda steps: "{base}/" + "/".join(steps)),
+        ),
+    ),
+    max_size=10,
+)
+
+
+def plant_far(base: Path, tree: list[tuple[str, list[str], str]]) -> dict[str, str | None]:
+    """Make what can be made of a plan, and say what that was."""
+    nodes: dict[str, str | None] = {}
+    for above in (base, *base.parents):
+        nodes[str(above)] = None
+    for name in ("w", "v", "out"):
+        nodes[f"{base}/{name}"] = None
+        (base / name).mkdir(parents=True)
+    for top, names, kind in tree:
+        path = f"{base}/{top}"
+        for name in names[:-1]:
+            path += f"/{name}"
+            if nodes.setdefault(path, None) is not None:
+                break
+            Path(path).mkdir(exist_ok=True)
+        else:
+            path += f"/{names[-1]}"
+            if path in nodes:
+                continue
+            if kind == "dir":
+                Path(path).mkdir()
+                nodes[path] = None
+            elif kind == "file":
+                Path(path).write_text(SECRET if top == "out" else "inside")
+                nodes[path] = "file"
+            else:
+                target = kind.replace("{base}", str(base))
+                Path(path).symlink_to(target)
+                nodes[path] = f"->{target}"
+    return nodes
+
+
+@pytest.mark.covers("FF-42")
+@settings(max_examples=400)
+@given(tree=FAR_TREES, top=st.sampled_from(["w", "v", "out"]), steps=FAR_STEPS)
+def test_of_a_tree_of_links_that_is_reached_which_a_model_says_is_inside(
+    trees: Path, tree: list[tuple[str, list[str], str]], top: str, steps: list[str]
+) -> None:
+    base = trees.resolve() / os.urandom(8).hex()
+    nodes = plant_far(base, tree)
+    model = Model([f"{base}/w", f"{base}/v"], nodes)
+    path = f"{base}/{top}/" + "/".join(steps)
+    expected = model.resolve(path)
+    try:
+        with Roots([base / "w", base / "v"]).locate(path) as place:
+            found = place.path
+            assert place.exists == (found in nodes)
+            if place.leaf is not None and place.exists:
+                fd = os.open(place.leaf, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=place.directory)
+                with os.fdopen(fd) as file:
+                    assert file.read() == "inside"
+    except _errors.InvalidParams as error:
+        found = "!" + reason(error)
+    assert found == expected
 
 
 @pytest.mark.covers("FF-42")
