@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, json
 from tests.services.agent import Agent, Ctx, error_of, listen
 
+from antiphon import _errors
 from antiphon.schema import v1
 from antiphon.services import Operation, Terminals
 from antiphon.services._terminals import OutputTail, signal_name
@@ -267,6 +269,296 @@ async def test_a_session_has_a_bounded_number_of_terminals(root: Path) -> None:
     await agent.create("true")
     await terminals.aclose()
     assert Terminals().per_session == 32
+
+
+@pytest.mark.parametrize("pty", [False, True])
+async def test_all_sessions_together_have_a_bounded_number_of_terminals(
+    root: Path, pty: bool
+) -> None:
+    terminals = Terminals(in_all=2, pty=pty, kill_grace=0.2)
+    agents = [Agent(terminals, Ctx(root, session_id=str(number))) for number in range(3)]
+    first = await agents[0].sh("trap '' TERM; echo begun; while :; do sleep 60; done")
+    await agents[1].create("true")
+    code, _, data = await error_of(agents[2].create("true"))
+    assert (code, data) == (-32603, {"reason": "too_many_terminals", "limit": 2})
+    await agents[0].until(first, "begun")
+    releasing = asyncio.create_task(agents[0].release(first))
+    await asyncio.sleep(0)
+    # What is being ended is still there: else it could be outrun.
+    assert (await error_of(agents[2].create("true")))[2]["reason"] == "too_many_terminals"
+    await releasing
+    await agents[2].create("true")
+    await terminals.aclose()
+    assert Terminals().in_all == 128
+
+
+async def test_two_hundred_terminals_work_at_once(root: Path) -> None:
+    terminals = Terminals(per_session=1000, in_all=1000)
+    agent = Agent(terminals, Ctx(root))
+    ids = [await agent.sh(f"echo {number}; exec sleep 60") for number in range(200)]
+    for number, terminal_id in enumerate(ids):
+        await agent.until(terminal_id, f"{number}\n")
+    waiting = [asyncio.create_task(agent.wait(terminal_id)) for terminal_id in ids]
+    await asyncio.sleep(0)
+    await terminals.aclose()
+    assert {(await task).signal for task in waiting} == {"SIGTERM"}
+
+
+async def test_a_thousand_who_wait_are_all_answered(agent: Agent, terminals: Terminals) -> None:
+    terminal_id = await agent.create("cat", "/dev/null")
+    waiting = [asyncio.create_task(agent.wait(terminal_id)) for _ in range(1000)]
+    assert {(await task).exit_code for task in waiting} == {0}
+    await terminals.aclose()
+
+
+async def test_where_there_are_no_more_descriptors_a_command_is_refused(
+    agent: Agent, terminals: Terminals
+) -> None:
+    await agent.run("true")  # the guard is there now
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/dev/fd"))) + 1
+    open_before = len(os.listdir("/dev/fd"))
+    try:
+        for more in range(8):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, hard))
+            try:
+                await agent.create("sleep", "60")
+            except _errors.RequestError as error:
+                assert error.data["reason"] in {"cannot_start", "io_error"}  # noqa: PT017
+            except OSError as error:
+                pytest.fail(f"with {more} left: {error}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await terminals.aclose()
+    assert len(os.listdir("/dev/fd")) == open_before
+
+
+# --- life ---------------------------------------------------------------------------------------
+
+
+WAYS = pytest.mark.parametrize(
+    "way", [{}, {"pty": True}, {"confine": "bwrap"}], ids=["plain", "pty", "bwrap"]
+)
+
+
+@WAYS
+async def test_a_command_that_lives_too_long_is_ended_as_by_a_kill(
+    root: Path, caplog: pytest.LogCaptureFixture, way: dict[str, Any]
+) -> None:
+    terminals = Terminals(life=0.2, kill_grace=0.2, **way)
+    agent = Agent(terminals, Ctx(root))
+    slow = await agent.sh("echo begun; exec sleep 60")
+    stubborn = await agent.sh("trap '' TERM; while :; do sleep 60; done")
+    quick = await agent.sh("exit 3")
+    assert (await agent.wait(slow)).signal == "SIGTERM"
+    assert (await agent.wait(stubborn)).signal == "SIGKILL"
+    assert (await agent.wait(quick)).exit_code == 3
+    assert (await agent.output(slow)).output.startswith("begun")  # the terminal stays
+    assert terminals.expired == 2
+    said = "a command of the agent is ended: it has run for 0.2 s"
+    assert [record.message for record in caplog.records if said in record.message] == [said] * 2
+    await agent.kill(slow)
+    await agent.release(slow)
+    await terminals.aclose()
+    assert terminals.expired == 2
+
+
+async def test_what_a_command_has_left_behind_lives_no_longer(root: Path) -> None:
+    terminals = Terminals(life=0.2)
+    agent = Agent(terminals, Ctx(root))
+    terminal_id = await agent.sh("sleep 60 & echo $!")
+    await agent.wait(terminal_id)
+    child = psutil.Process(int((await agent.output(terminal_id)).output))
+    assert child.is_running()
+    ended: Any = terminals._sessions["s"].terminals[terminal_id]
+    while ended._ending is None:
+        await asyncio.sleep(0.01)
+    await ended._ending
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert terminals.expired == 0
+    await terminals.aclose()
+
+
+async def test_a_terminal_that_is_released_expires_no_more(root: Path) -> None:
+    terminals = Terminals(life=0.05)
+    agent = Agent(terminals, Ctx(root))
+    await agent.release(await agent.sh("exec sleep 60"))
+    later = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.1, later.set)
+    await later.wait()
+    assert terminals.expired == 0
+
+
+@pytest.mark.parametrize("life", [0, -1, float("nan")])
+def test_a_life_that_is_none_is_a_mistake(life: float) -> None:
+    with pytest.raises(ValueError, match="life is a number of seconds above 0"):
+        Terminals(life=life)
+
+
+@WAYS
+async def test_a_stopped_command_is_ended_too(root: Path, way: dict[str, Any]) -> None:
+    terminals = Terminals(kill_grace=0.1, **way)
+    agent = Agent(terminals, Ctx(root))
+    terminal_id = await agent.sh("echo stopping; kill -STOP $$; sleep 60")
+    await agent.until(terminal_id, "stopping")
+    assert (await agent.output(terminal_id)).exit_status is UNSET  # stopped is not ended
+    await agent.kill(terminal_id)
+    assert (await agent.wait(terminal_id)).signal in {"SIGKILL", "SIGTERM"}
+    await terminals.aclose()
+
+
+@WAYS
+async def test_a_command_whose_directory_is_removed_runs_on(
+    root: Path, way: dict[str, Any]
+) -> None:
+    terminals = Terminals(**way)
+    agent = Agent(terminals, Ctx(root))
+    (root / "d").mkdir()
+    os.mkfifo(root / "go")
+    terminal_id = await agent.sh("echo up; cat ../go; echo done", cwd=f"{root}/d")
+    await agent.until(terminal_id, "up")
+    (root / "d").rmdir()
+    await asyncio.to_thread((root / "go").write_text, "gone ")
+    await agent.wait(terminal_id)
+    assert "done" in (await agent.output(terminal_id)).output
+    await terminals.aclose()
+
+
+@WAYS
+async def test_a_directory_that_is_removed_while_a_person_decides_is_not_replaced(
+    root: Path, way: dict[str, Any]
+) -> None:
+    (root / "d").mkdir()
+
+    async def guard(_operation: Operation) -> bool:
+        (root / "d").rmdir()
+        (root / "d").mkdir()
+        return True
+
+    terminals = Terminals(guard=guard, **way)
+    agent = Agent(terminals, Ctx(root))
+    # In the one that was checked, where nothing can be made any more, or not at all.
+    try:
+        await agent.run("touch", "made", cwd=f"{root}/d")
+    except _errors.RequestError as error:
+        assert error.data["reason"] == "cannot_start"  # noqa: PT017
+    assert os.listdir(root / "d") == []
+    await terminals.aclose()
+
+
+@WAYS
+async def test_an_output_closed_early_is_no_end(root: Path, way: dict[str, Any]) -> None:
+    terminals = Terminals(**way)
+    agent = Agent(terminals, Ctx(root))
+    os.mkfifo(root / "go")
+    terminal_id = await agent.sh("echo out; exec >&- 2>&-; read line < go; exit 7")
+    await agent.until(terminal_id, "out")
+    assert (await agent.output(terminal_id)).exit_status is UNSET
+    await asyncio.to_thread((root / "go").write_text, "x\n")
+    assert (await agent.wait(terminal_id)).exit_code == 7
+    await terminals.aclose()
+
+
+@WAYS
+@pytest.mark.parametrize("how", ["release", "cancel"])
+async def test_a_start_that_is_no_longer_wanted_leaves_nothing(
+    root: Path, way: dict[str, Any], how: str
+) -> None:
+    # At every step of a start: the loop runs once more before each next attempt.
+    for steps in range(12):
+        terminals = Terminals(**way)
+        agent = Agent(terminals, Ctx(root))
+        creating = asyncio.create_task(agent.create("sleep", "60"))
+        for _ in range(steps * 2):
+            await asyncio.sleep(0.002 if way else 0)
+        if how == "cancel":
+            creating.cancel()
+        else:
+            await terminals.release_session("s")
+        try:
+            await creating
+        except asyncio.CancelledError:
+            assert how == "cancel"
+        except _errors.RequestError as error:
+            assert error.data == {"reason": "session_released"}  # noqa: PT017  (or it came in time)
+        await terminals.aclose()
+        assert not [
+            child for child in psutil.Process().children(recursive=True) if "60" in child.cmdline()
+        ]
+
+
+# --- being shown --------------------------------------------------------------------------------
+
+
+@WAYS
+async def test_a_display_is_told_what_is_printed_as_it_is_printed(
+    root: Path, way: dict[str, Any]
+) -> None:
+    shown: list[tuple[str, str, str]] = []
+    told = asyncio.Event()
+
+    def show(session_id: str, terminal_id: str, text: str) -> None:
+        shown.append((session_id, terminal_id, text))
+        told.set()
+
+    terminals = Terminals(on_output=show, **way)
+    agent = Agent(terminals, Ctx(root))
+    os.mkfifo(root / "go")
+    terminal_id = await agent.sh(
+        r"printf 'one\342\202'; cat go; printf '\254\377'", output_byte_limit=2
+    )
+    await told.wait()
+    assert shown == [("s", terminal_id, "one")]
+    await asyncio.to_thread((root / "go").write_text, "")
+    await agent.wait(terminal_id)
+    # All of it, in whole characters, whatever the agent wants kept.
+    assert "".join(text for _, _, text in shown) == "one€\ufffd"
+    assert {(session, terminal) for session, terminal, _ in shown} == {("s", terminal_id)}
+    await terminals.aclose()
+    assert "".join(text for _, _, text in shown) == "one€\ufffd"
+
+
+async def test_a_display_that_fails_is_told_of_once_and_changes_nothing(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def show(_session_id: str, _terminal_id: str, _text: str) -> None:
+        raise ZeroDivisionError
+
+    terminals = Terminals(on_output=show)
+    agent = Agent(terminals, Ctx(root))
+    script = "for n in range(3): print('x' * 70_000)"
+    terminal_id = await agent.python(script)
+    assert (await agent.wait(terminal_id)).exit_code == 0
+    assert len((await agent.output(terminal_id)).output) == 3 * 70_001
+    assert [record.message for record in caplog.records] == [
+        "on_output failed, and is no longer told of this terminal"
+    ]
+    await terminals.aclose()
+
+
+@pytest.mark.covers("FF-47")
+@pytest.mark.parametrize("way", [{}, {"confine": "bwrap"}], ids=["plain", "bwrap"])
+async def test_a_hundred_mebibytes_leave_their_exact_tail_and_cost_no_more(
+    root: Path, way: dict[str, Any]
+) -> None:
+    terminals = Terminals(**way)
+    agent = Agent(terminals, Ctx(root))
+    await agent.run("true")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # 1 MiB + 1 a line, so that no piece is like the one before.
+    line = "yes 0123456789abcdef | tr -d '\\n' | head -c 1048576; echo"
+    terminal_id = await agent.sh(
+        f"i=0; while [ $i -lt 100 ]; do {line}; i=$((i+1)); done; echo the end",
+        output_byte_limit=MIB,
+    )
+    assert (await agent.wait(terminal_id)).exit_code == 0
+    answer = await agent.output(terminal_id)
+    whole_line = "0123456789abcdef" * (MIB // 16) + "\n"
+    assert answer.output == (whole_line * 2 + "the end\n")[-MIB:]
+    assert answer.truncated
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 16 * 1024  # KiB
+    await terminals.aclose()
 
 
 # --- being asked --------------------------------------------------------------------------------
