@@ -24,7 +24,7 @@ def note(decision: Decision) -> None:
 async def main() -> None:
     client = Client(
         files=Files(),  # the session's folder, and nothing outside
-        terminals=Terminals(),
+        terminals=Terminals(life=600),  # add confine="bwrap" to confine the commands as well
         permissions=Permissions(RULES, default="deny", on_decision=note),
     )
     async with spawn(AGENT, client=client) as agent:
