@@ -21,6 +21,7 @@ __all__ = ["GlobError", "PathGlob", "escape", "names_of", "text_glob"]
 
 _STAR: Final = None
 _ALTERNATIVES: Final = re.compile(r"\{[^{}]*,[^{}]*\}")
+_SETS: Final = re.compile(r"\[!?.[^]]*\]", re.DOTALL)
 _MAGIC: Final = re.compile(r"[*?\[]")
 
 
@@ -43,7 +44,7 @@ def text_glob(glob: str, *, ignore_case: bool = False) -> Callable[[str], bool]:
     """
     if not glob:
         raise GlobError("an empty glob matches nothing")
-    if found := _ALTERNATIVES.search(glob):
+    if found := _ALTERNATIVES.search(_SETS.sub("[]", glob)):
         raise GlobError(
             f"{glob!r}: {found[0]} is no list of alternatives here; write several globs, "
             "or [{] for the brace itself"

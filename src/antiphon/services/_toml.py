@@ -125,4 +125,5 @@ def _known(table: Mapping[str, Any], keys: Iterable[str], rule: str) -> None:
     for key in table:
         if key not in keys:
             known = ", ".join(keys)
-            raise PolicyError(f"no such key; there are: {known}", rule=rule, key=key)
+            shown = key if key.isidentifier() else repr(key)
+            raise PolicyError(f"no such key; there are: {known}", rule=rule, key=shown)
