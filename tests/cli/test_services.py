@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from antiphon import RequestError
-from antiphon.cli._services import LentTerminals
+from antiphon.cli._services import SHOWN_CHARS, LentTerminals
 from antiphon.schema import v1_unstable as v1
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ async def test_output_is_shown_while_the_command_runs(tmp_path: Path, ears: Ears
             python("print('one'); input() if 0 else __import__('time').sleep(60)"), Here(tmp_path)
         )
         async with asyncio.timeout(10):
-            await ears.something.wait()
+            while "\n" not in ears.printed:
+                ears.something.clear()
+                await ears.something.wait()
         assert ears.printed == "one\n"
         release = v1.ReleaseTerminalRequest(session_id="s", terminal_id=created.terminal_id)
         await terminals.release_terminal(release, Here(tmp_path))
@@ -95,6 +97,17 @@ async def test_looking_costs_the_agent_nothing(tmp_path: Path, ears: Ears) -> No
 
     assert (await terminals.wait_for_terminal_exit(wait, Here(tmp_path))).exit_code == 0
     await terminals.aclose()
+
+
+async def test_of_much_output_the_beginning_is_shown(tmp_path: Path, ears: Ears) -> None:
+    async for terminals in opened(tmp_path, ears):
+        created = await terminals.create_terminal(python("print('x' * 300_000)"), Here(tmp_path))
+        told = v1.TerminalOutputRequest(session_id="s", terminal_id=created.terminal_id)
+        wait = v1.WaitForTerminalExitRequest(session_id="s", terminal_id=created.terminal_id)
+        await terminals.wait_for_terminal_exit(wait, Here(tmp_path))
+
+        assert ears.printed == "x" * SHOWN_CHARS
+        assert len((await terminals.terminal_output(told, Here(tmp_path))).output) == 300_001
 
 
 async def test_a_command_that_may_not_run_leaves_nothing(tmp_path: Path, ears: Ears) -> None:
