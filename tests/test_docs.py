@@ -24,7 +24,7 @@ import pytest
 from antiphon import Limits, _errors, content
 from antiphon._process import TAIL_BYTES
 from antiphon.services._files import READ_BYTES
-from antiphon.services._terminals import OUTPUT_BYTES, TERMINALS
+from antiphon.services._terminals import IN_ALL, OUTPUT_BYTES, TERMINALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,6 +224,7 @@ def test_the_limits_are_those_of_the_library() -> None:
         quantity(READ_BYTES, "bytes"),
         quantity(OUTPUT_BYTES, "bytes"),
         str(TERMINALS),
+        str(IN_ALL),
         quantity(content.MAX_BYTES, "bytes"),
     ]
 
