@@ -869,6 +869,51 @@ def test_whatever_is_written_when_the_pieces_and_the_gaps_are_the_output(
         assert not any(gap for gap, _ in got)
 
 
+@pytest.mark.covers("R1-116")
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("how", ["task", "turn", "both"])
+async def test_at_whatever_step_it_is_cancelled_what_was_created_is_released(how: str) -> None:
+    """At each turn of the loop between the first message and the last."""
+    steps = 0
+    while True:
+        client, tasks = Lender(), list[asyncio.Task[None]]()
+        begun = asyncio.Event()
+        client.written = "text"
+        asyncio.get_running_loop().call_later(0.2, client.exit.set)
+
+        async def use(turn: Turn) -> None:
+            async with turn.run("make", timeout=60) as command:
+                async for _ in command:
+                    pass
+                await command.read()
+
+        async def act(turn: Turn, tasks: Any = tasks, begun: Any = begun, use: Any = use) -> None:
+            tasks.append(turn.start_soon(use(turn)))
+            begun.set()
+
+        async with joined(Scripted(act), client) as (peer, _):
+            session = await peer.new_session(cwd="/")
+            prompt = asyncio.ensure_future(prompted_by(session))
+            await begun.wait()
+            for _ in range(steps):
+                await asyncio.sleep(0 if steps % 2 else 0.002)
+            in_time = not tasks[0].done()
+            if how != "task":
+                await session.cancel()
+            if how != "turn":
+                tasks[0].cancel()
+            assert await prompt == ("end_turn" if how == "task" or not in_time else "cancelled")
+            # What was created too late is released in the background.
+            for _ in range(20):
+                await asyncio.sleep(0)
+        counted = [client.calls.count(name) for name in ("create", "release")]
+        assert counted in ([0, 0], [1, 1]), (steps, client.calls)
+        if not in_time:
+            break
+        steps += 1
+    assert steps > 20
+
+
 # ---------------------------------------------------------------------- real processes
 
 
