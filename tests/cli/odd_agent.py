@@ -379,5 +379,59 @@ def asks_then_writes() -> None:
     until_the_client_leaves()
 
 
+def works() -> None:
+    """Does what the prompt says, and says what came of each step.
+
+    The prompt is a JSON list of steps, each one of: ["read", path], ["write", path],
+    ["run", params], ["ask", tool call, more params]; a path begins in the session's folder.
+    With "directories" before it, the agent takes additional directories and says which it was told.
+    """
+    message = request()
+    capabilities: dict[str, Any] = {}
+    if "directories" in sys.argv:
+        capabilities = {"sessionCapabilities": {"additionalDirectories": {}}}
+    answer(message, {"protocolVersion": 1, "agentCapabilities": capabilities})
+    client = message["params"]["clientCapabilities"]
+    message = request()
+    answer(message, {"sessionId": SESSION})
+    cwd, told = message["params"]["cwd"], message["params"].get("additionalDirectories")
+    message = request()
+    outcomes = [
+        step_of(number, cwd, *step)
+        for number, step in enumerate(json.loads(message["params"]["prompt"][0]["text"]), 1)
+    ]
+    lent = {"terminal": client.get("terminal"), "fs": client.get("fs")}
+    say(json.dumps({"outcomes": outcomes, "told": told, "lent": lent, "cwd": cwd}))
+    end(message)
+    until_the_client_leaves()
+
+
+def step_of(number: int, cwd: str, verb: str, what: Any, more: Any = None) -> str:
+    match verb:
+        case "read":
+            got = call(number, "fs/read_text_file", path=f"{cwd}/{what}")
+        case "write":
+            got = call(number, "fs/write_text_file", path=f"{cwd}/{what}", content="odd")
+        case "run":
+            got = call(number, "terminal/create", **what)
+            if "result" in got:
+                terminal = got["result"]["terminalId"]
+                call(number + 1000, "terminal/wait_for_exit", terminalId=terminal)
+                call(number + 2000, "terminal/release", terminalId=terminal)
+        case _:
+            options = [
+                {"optionId": "y", "name": "Yes", "kind": "allow_once"},
+                {"optionId": "n", "name": "No", "kind": "reject_once"},
+            ]
+            params = {"toolCall": {"toolCallId": "t-1", **what}, "options": options}
+            got = call(number, "session/request_permission", **{**params, **(more or {})})
+            outcome: str = got["result"]["outcome"].get("optionId", "cancelled")
+            return outcome
+    if "result" in got:
+        return "done"
+    data: Any = got["error"].get("data")
+    return str(data["reason"] if "reason" in (data or "") else got["error"]["code"])
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

@@ -190,6 +190,9 @@ async def test_what_a_rule_asks_about_may_be_allowed_for_exactly_this() -> None:
     assert await decides.guard(write("/project/.env"))
     assert await decides.guard(write("/project/.env"))
     assert not await decides.guard(write("/project/b/.env"))
+    assert person.questions[0].headline == (
+        "The agent wants to write: Write /project/.env (rule 1 matches)"
+    )
     assert [label for _, label, _ in person.questions[0].options] == [
         "Allow this write",
         "Allow exactly this, now and again",
@@ -268,6 +271,17 @@ async def test_a_cancelled_question_leaves_room_for_the_next() -> None:
     assert [decision.by for decision in decides.decisions] == ["cancelled", "asked"]
 
 
+async def test_a_person_is_told_of_a_doubt_and_of_the_time_there_is() -> None:
+    person = Person("no")
+    decides = Decides(Permissions([Rule("deny", title="x")], default="allow", deadline=60), person)
+    path = [v1.ToolCallLocation(path="/project/../etc/passwd")]
+
+    await decides.chosen(ALLOW, REJECT, title="Read", locations=path)
+
+    assert "with '..'" in person.questions[0].headline
+    assert "60 s to answer" in person.questions[0].headline
+
+
 @pytest.mark.parametrize(
     ("permissions", "answers", "shown"),
     [
@@ -296,8 +310,20 @@ async def test_a_late_answer_is_shown_as_none() -> None:
             return await super().choose(question)
 
     decides = Decides(Permissions(deadline=0.01), Nobody())
+    shown = asyncio.Event()
+    resume = decides._view.display.resume  # pyright: ignore[reportPrivateUsage]
+
+    def resumed() -> None:
+        # While the question is on the screen, nothing else may be written there.
+        assert "->" not in decides.shown.getvalue()
+        resume()
+        asyncio.get_running_loop().call_soon(shown.set)
+
+    decides._view.display.resume = resumed  # type: ignore[method-assign] # pyright: ignore[reportPrivateUsage]
 
     assert await decides.chosen(ALLOW, REJECT, title="Go") == "no"
+    async with asyncio.timeout(10):
+        await shown.wait()
     assert "Go -> Reject (no answer in time)" in decides.shown.getvalue()
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -217,6 +217,12 @@ def test_silence_of_the_agent_has_a_limit_of_its_own() -> None:
         (["--env", "=secret", "x"], "--env '' is no NAME=VALUE"),
         (["--env-policy", "none", "x"], "invalid choice"),
         (["--no-such-option", "x"], "unrecognized"),
+        (["--root", "/no/such/folder", "x"], "--root /no/such/folder does not exist"),
+        (["--root", os.devnull, "x"], "--root /dev/null is no folder"),
+        (["--root", "", "x"], "--root '' is no folder"),
+        (["--policy", "/no/such/policy", "x"], "/no/such/policy: cannot be read"),
+        (["--policy", os.devnull, "--permissions", "often", "x"], "invalid choice"),
+        (["--audit", "/no/such/folder/x", "x"], "--audit /no/such/folder/x"),
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2_and_says_why(arguments: list[str], words: str) -> None:
@@ -264,6 +270,179 @@ def test_writes_and_commands_that_nobody_asked_about_are_decided_by_the_same_pol
     assert ran.out == f"{done} {done}"
     assert (tmp_path / "odd.txt").exists() is done
     assert (tmp_path / "ran.txt").exists() is done
+
+
+POLICY = """
+[[rule]]
+name = "secrets"
+decision = "deny"
+path = "**/.env"
+
+[[rule]]
+name = "sources"
+decision = "allow"
+kind = "edit"
+path = "src/**"
+
+[[rule]]
+decision = "allow"
+command = "true"
+
+[[rule]]
+name = "careful"
+decision = "ask"
+command = "touch"
+"""
+TOP = {"kind": "edit", "content": [{"type": "diff", "path": "ROOT/top", "newText": "x"}]}
+SECRET = {"kind": "edit", "content": [{"type": "diff", "path": "ROOT/.env", "newText": "x"}]}
+#: What an agent tries, asked and unasked; the last three say less than they want.
+STEPS: list[list[object]] = [
+    ["read", "a.txt"],
+    ["read", ".env"],
+    ["write", "src/a"],
+    ["write", "src/.env"],
+    ["ask", TOP],
+    ["write", "top"],
+    ["ask", SECRET],
+    ["run", {"command": "true"}],
+    ["run", {"command": "true", "env": [{"name": "A", "value": "b"}]}],
+    ["run", {"command": "true; touch evil"}],
+    ["run", {"command": "touch", "args": ["evil"]}],
+    ["ask", {"kind": "read", "title": "Read", "rawInput": {"command": "cat ROOT/.env"}}],
+    ["ask", {"kind": "think", **{key: SECRET[key] for key in ("content",)}}],
+    ["ask", {}],
+]
+NO = "permission_denied"
+
+
+def works(folder: Path, *arguments: str, steps: list[list[object]], agent: str = "") -> Any:
+    """What came of the steps of an agent, and what it was told."""
+    (folder / "src").mkdir(exist_ok=True)
+    for name in ("a.txt", ".env"):
+        (folder / name).write_text("old")
+    (folder / "policy.toml").write_text(POLICY)
+    text = json.dumps(steps).replace("ROOT", str(folder))
+    ran = antiphon(
+        *("prompt", "--cwd", str(folder), *arguments, "--agent", f"{odd('works')} {agent}", text),
+        cwd=folder,
+    )
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+RULED = ["--policy", "policy.toml"]
+
+
+@pytest.mark.covers("FF-27")
+@pytest.mark.parametrize(
+    ("arguments", "outcomes"),
+    [
+        ([], ["done", "done", NO, NO, "n", NO, "n", NO, NO, NO, NO, "n", "n", "n"]),
+        (
+            ["--allow-write"],
+            ["done", "done", "done", "done", "y", "done", "y", NO, NO, NO, NO, "n", "n", "n"],
+        ),
+        (["--permissions", "allow"], [*["done"] * 4, "y", "done", "y", *["done"] * 4, *"yyy"]),
+        (RULED, ["done", NO, "done", NO, "n", NO, "n", "done", NO, NO, NO, "n", "n", "n"]),
+        (
+            [*RULED, "--permissions", "deny"],
+            ["done", NO, "done", NO, "n", NO, "n", "done", NO, NO, NO, "n", "n", "n"],
+        ),
+        (
+            [*RULED, "--allow-write"],
+            ["done", NO, "done", NO, "y", "done", "n", "done", NO, NO, NO, "n", "n", "n"],
+        ),
+        (
+            [*RULED, "--permissions", "allow"],
+            ["done", NO, "done", NO, "y", "done", "n", "done", "done", NO, NO, "n", "n", "n"],
+        ),
+    ],
+)
+def test_rules_come_first_then_allow_write_then_permissions(
+    arguments: list[str], outcomes: list[str], tmp_path: Path
+) -> None:
+    assert works(tmp_path, *arguments, steps=STEPS)["outcomes"] == outcomes
+    if arguments != ["--permissions", "allow"]:
+        assert not (tmp_path / "evil").exists()
+    if RULED[0] in arguments:
+        assert (tmp_path / ".env").read_text() == "old"
+        assert not (tmp_path / "src" / ".env").exists()
+
+
+def test_roots_are_lent_in_place_of_the_sessions_folder(tmp_path: Path) -> None:
+    here, one, two = (tmp_path / name for name in ("here", "one", "two"))
+    for folder in (here, one, two):
+        folder.mkdir()
+    steps: list[list[object]] = [
+        ["read", "a.txt"],
+        ["write", "../one/a"],
+        ["write", f"../../{tmp_path.name}/two/a"],
+        ["run", {"command": "true"}],
+        ["run", {"command": "true", "cwd": str(two)}],
+    ]
+    roots = ["--root", str(one), "--root", f"{two}/", "--root", str(one), "--root", "src"]
+
+    (here / "src").mkdir()
+    said = works(here, "--permissions", "allow", *roots, steps=steps)
+
+    outside = said["outcomes"][0]
+    assert outside not in {"done", NO}
+    assert said["outcomes"][3:] == [outside, "done"]
+    assert (said["cwd"], said["told"]) == (str(here), None)
+    said = works(here, *roots, steps=[], agent="directories")
+    assert said["told"] == [str(one), str(two)]
+
+
+def test_a_relative_rule_holds_in_each_root_whatever_the_agent_takes(tmp_path: Path) -> None:
+    here, other = tmp_path / "here", tmp_path / "other"
+    here.mkdir()
+    (other / "src").mkdir(parents=True)
+    steps: list[list[object]] = [
+        ["ask", {"kind": "edit", "locations": [{"path": f"{other}/.env"}]}],
+        ["ask", {"kind": "edit", "locations": [{"path": f"{other}/src/a"}]}],
+        ["ask", {"kind": "edit", "locations": [{"path": f"{tmp_path}/src/a"}]}],
+    ]
+    for agent in ("", "directories"):
+        said = works(here, *RULED, "--root", str(other), steps=steps, agent=agent)
+
+        assert said["outcomes"] == ["n", "y", "n"]
+
+
+@pytest.mark.parametrize(("arguments", "lent"), [([], True), (["--no-terminal"], False)])
+def test_a_terminal_that_is_not_lent_is_not_advertised(
+    arguments: list[str], lent: bool, tmp_path: Path
+) -> None:
+    steps: list[list[object]] = [["run", {"command": "true"}]]
+    said = works(tmp_path, "--permissions", "allow", *arguments, steps=steps)
+
+    assert bool(said["lent"]["terminal"]) is lent
+    assert said["lent"]["fs"] == {"readTextFile": True, "writeTextFile": True}
+    assert said["outcomes"] == ["done" if lent else "-32601"]
+
+
+def test_an_audit_has_a_line_for_each_decision(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.ndjson"
+
+    said = works(tmp_path, *RULED, "--audit", str(audit), steps=STEPS)
+
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert len(lines) == len(STEPS)
+    yes = {"done": "allow", "y": "allow", NO: "deny", "n": "deny"}
+    assert [line["outcome"] for line in lines] == [yes[what] for what in said["outcomes"]]
+    assert (lines[1]["by"], lines[1]["rule"]) == ("rule", "secrets")
+    assert lines[1]["paths"] == [f"{tmp_path}/.env"]
+    assert lines[9]["command"] == ["/bin/sh", "-c", "true; touch evil"]
+
+
+def test_a_policy_that_is_none_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text('[[rule]]\ndecision = "deny"\npaht = "x"\n')
+    agent = shlex.join([sys.executable, "-c", "open('started', 'w')"])
+
+    ran = antiphon("prompt", "--policy", "bad.toml", "--agent", agent, "x", cwd=tmp_path)
+
+    assert ran.code == 2
+    assert "bad.toml, rule 1, paht: no such key" in ran.err
+    assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.covers("FF-41")

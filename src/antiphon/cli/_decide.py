@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
@@ -51,10 +52,15 @@ class _Where(NamedTuple):
 
 
 class _Asked(msgspec.Struct):
-    """What is being decided, and which option a person has chosen."""
+    """What is being decided, and which option a person has chosen.
+
+    `is_open`: the terminal is the asker's; what is to be shown then waits in `waiting`.
+    """
 
     question: Question
     key: str | None = None
+    is_open: bool = False
+    waiting: Callable[[], None] | None = None
 
 
 _NOW: ContextVar[_Asked] = ContextVar("antiphon_cli_asked")
@@ -157,12 +163,13 @@ class Decider:
         question = asked.question
         # A person's yes to all of a kind is no answer to what a rule wants to be asked about.
         sweeping = request.verdict.rule is None and not request.call.doubt
-        if request.operation is not None and not sweeping:
-            once, _, no = question.options
-            question = msgspec.structs.replace(
-                question, options=(once, ("more", _AGAIN, "allow_always"), no)
+        if not sweeping:
+            options = question.options
+            if request.operation is not None:
+                options = (options[0], ("more", _AGAIN, "allow_always"), options[2])
+            question = asked.question = msgspec.structs.replace(
+                question, options=options, why=_why_asked(request)
             )
-            asked.question = question
         if not question.options:
             return None
         self.pending += 1
@@ -170,7 +177,7 @@ class Decider:
             async with self._turn:
                 if request.operation is not None and sweeping and question.kind in self._every:
                     return True
-                key = asked.key = await self._put(question)
+                key = asked.key = await self._put(asked)
         finally:
             self.pending -= 1
         if key is None:
@@ -184,13 +191,17 @@ class Decider:
             allow=key != "no", remember="session" if key == "more" and not sweeping else None
         )
 
-    async def _put(self, question: Question) -> str | None:
+    async def _put(self, asked: _Asked) -> str | None:
         assert self._asker is not None
-        self._view.display.suspend(question)
+        self._view.display.suspend(asked.question)
+        asked.is_open = True
         try:
-            return await self._asker.choose(question)
+            return await self._asker.choose(asked.question)
         finally:
+            asked.is_open = False
             self._view.display.resume()
+            if asked.waiting is not None:
+                asked.waiting()
 
     def _described(self, params: v1.RequestPermissionRequest, ctx: object) -> object:
         del ctx
@@ -213,10 +224,15 @@ class Decider:
         if question.kind != "permission" and key is None:
             key = "no"
         label = next((name for k, name, _ in question.options if k == key), "cancelled")
-        reason = self._why(decision)
-        self._view.display.decided(question, label, allowed=allowed, reason=reason)
+        reason = self._told(decision)
+        show = partial(self._view.display.decided, question, label, allowed=allowed, reason=reason)
+        if asked.is_open:
+            # Decided over a person's head, by the clock: the question has to leave the screen first.
+            asked.waiting = show
+        else:
+            show()
 
-    def _why(self, decision: Decision) -> str:
+    def _told(self, decision: Decision) -> str:
         match decision.by:
             case "asked":
                 return ""
@@ -232,3 +248,8 @@ class Decider:
                 return "no answer in time"
             case _:
                 return "asking failed"
+
+
+def _why_asked(request: Request) -> str:
+    why = request.verdict.why
+    return why if request.deadline is None else f"{why}; {request.deadline:g} s to answer"

@@ -34,8 +34,10 @@ ASKED: Final = 3
 
 _FILE_KINDS: Final = ("read", "edit", "delete", "move", "search")
 _KINDS: Final = (*_FILE_KINDS, "execute", "fetch", "think", "switch_mode", "other")
-_SHORTHAND: Final = re.compile(r"([a-z_]+):(.*)", re.DOTALL)
+_SHORTHAND: Final = re.compile(r"([A-Za-z_]+):(.*)", re.DOTALL)
 _EXAMPLES: Final = "such as 'execute:git status', 'edit:src/a.py' or '{\"kind\": \"read\", …}'"
+#: What a kind is sometimes called: by this library's services, or by agents.
+_CALLED: Final = {"write": "edit", "run": "execute", "command": "execute", "bash": "execute"}
 #: Keys of a rule that are looked at one by one; what a command is, two of them say together.
 _KEYS: Final = ("kind", "title", "session", "path", "cwd", "env")
 
@@ -130,7 +132,9 @@ def read_call(text: str, roots: Sequence[str]) -> Call:
     else:
         typed = _shorthand(text)
     if typed.kind and typed.kind not in _KINDS:
-        raise _wrong(text, f"no such kind: {typed.kind!r}; there are {', '.join(_KINDS)}")
+        meant = _CALLED.get(typed.kind.lower(), typed.kind.lower())
+        hint = f"; {meant!r} is meant?" if meant in _KINDS else f"; there are {', '.join(_KINDS)}"
+        raise _wrong(text, f"no such kind: {typed.kind!r}{hint}")
     if typed.command is not None and not "".join(typed.command).strip():
         raise _wrong(text, "the command is empty")
     if typed.args is not None and typed.command is None:
@@ -159,7 +163,7 @@ def _shorthand(text: str) -> _Typed:
     if found is None:
         raise _wrong(text, f"neither KIND:WHAT nor a JSON object, {_EXAMPLES}")
     kind, what = found[1], found[2].strip()
-    if not what:
+    if kind in _KINDS and not what:
         raise _wrong(text, f"nothing after {kind}:")
     if kind in _FILE_KINDS:
         return _Typed(kind=kind, path=what)

@@ -72,6 +72,13 @@ class ToolView(msgspec.Struct, kw_only=True):
         return self.title or self.command or self.id
 
 
+_HEADS = {
+    "read": "The agent wants to read",
+    "write": "The agent wants to write",
+    "execute": "The agent wants to run",
+}
+
+
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Something that has to be decided before the agent may go on.
 
@@ -82,19 +89,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     tool: ToolView
     #: (key, label, wire kind) of each choice; the wire kind tells allowing from rejecting.
     options: tuple[tuple[str, str, str], ...]
+    #: Why it is asked, where that is not the usual case.
+    why: str = ""
 
     @property
     def headline(self) -> str:
         """The question in one line."""
-        match self.kind:
-            case "read":
-                return f"The agent wants to read: {self.tool.name}"
-            case "write":
-                return f"The agent wants to write: {self.tool.name}"
-            case "execute":
-                return f"The agent wants to run: {self.tool.name}"
-            case _:
-                return f"The agent asks: {self.tool.name}"
+        why = f" ({self.why})" if self.why else ""
+        return f"{_HEADS.get(self.kind, 'The agent asks')}: {self.tool.name}{why}"
 
 
 class Display(Protocol):
