@@ -10,7 +10,7 @@ import pytest
 
 from antiphon import Capabilities, Client, RequestError, Update, extension
 from antiphon.schema import v1
-from antiphon.services import Files, Terminals
+from antiphon.services import Answer, Files, Permissions, Rule, Terminals
 from antiphon.testing import raw_agent, raw_pair
 
 if TYPE_CHECKING:
@@ -195,6 +195,40 @@ async def test_a_function_that_takes_its_time_holds_up_nothing_else() -> None:
         assert not [frame for frame in raw.frames if frame.get("id") == "slow"]
         answer.set()
         assert (await raw.answer_to("slow"))["result"]["outcome"] == selected("once")
+
+
+async def test_one_policy_decides_and_guards_what_is_lent_in_two_clients(tmp_path: Path) -> None:
+    policy = Permissions([Rule("allow", path="yes")])
+    files = Files(tmp_path)
+    clients = [Client(files=files, permissions=policy) for _ in range(2)]
+    for client in clients:
+        assert await decided(client, *USUAL) == selected("no")
+        async with raw_agent(client) as (_, raw):
+            for name, key in (("yes", "result"), ("no", "error")):
+                params = {"sessionId": "s", "path": f"{tmp_path}/{name}", "content": ""}
+                assert key in await raw.ask("fs/write_text_file", params)
+    assert files.guard == policy.guard
+    assert [path.name for path in tmp_path.iterdir()] == ["yes"]
+
+
+async def test_words_and_functions_guard_nothing(tmp_path: Path) -> None:
+    async def decide(params: Any, ctx: Any) -> bool:
+        return False
+
+    for permissions in ("deny", "allow", decide):
+        files, terminals = Files(tmp_path), Terminals(tmp_path)
+        Client(files=files, terminals=terminals, permissions=cast("Any", permissions))
+        assert (files.guard, files.guard_reads, terminals.guard) == (None, False, None)
+
+
+async def test_what_a_policy_remembers_for_a_session_goes_with_it() -> None:
+    policy = Permissions(ask=lambda request: Answer(allow=True, remember="session"))
+    client = Client(permissions=policy)
+    async with raw_agent(client) as (_, raw):
+        await raw.ask("session/request_permission", ask(*USUAL))
+        assert len(policy.remembered) == 1
+        await client.sessions_closed(["s1"])
+    assert not policy.remembered
 
 
 async def test_an_overridden_handler_decides_alone_and_may_answer_with_an_error() -> None:

@@ -44,6 +44,7 @@ from antiphon import (
     extension,
 )
 from antiphon.schema import v1, v1_unstable
+from antiphon.services import Answer, Decision, Files, Permissions, Request
 from antiphon.transports import ProcessTransport
 from tests.in_process import InProcess
 
@@ -619,6 +620,82 @@ def test_a_client_that_decides_by_itself_takes_no_other_decision() -> None:
         assert session.prompt("ask").run().text == "True allow_always"
     with pytest.raises(TypeError, match="Decided"):
         antiphon.sync.connect(InProcess(Script()), client=Decided(), permissions="allow")
+
+
+@pytest.mark.parametrize("given", ["beside", "inside"])
+def test_a_policy_asks_a_plain_function_in_the_thread_that_waits(
+    given: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text("text")
+    asked: list[tuple[str, object]] = []
+
+    def ask(request: Request) -> bool:
+        asked.append((request.call.kind, threading.current_thread()))
+        assert agent.request_extension("_script/twice", {"text": "x"}) == {"twice": "xx"}
+        return True
+
+    permissions = Permissions(reads="ask", ask=ask)
+    files = Files(tmp_path)
+    options: dict[str, Any] = (
+        {"client": Client(files=files), "permissions": permissions}
+        if given == "beside"
+        else {"client": Client(files=files, permissions=permissions)}
+    )
+    with connected(**options) as (agent, session):
+        assert session.prompt("ask").run().text == "True allow_once"
+        assert session.prompt(f"read {tmp_path}/a").run().text == "text"
+
+    here = threading.current_thread()
+    assert asked == [("other", here), ("read", here)]
+
+
+def test_a_policy_s_async_function_asks_on_the_background_thread() -> None:
+    threads: list[str] = []
+
+    async def ask(request: Request) -> Answer:
+        threads.append(threading.current_thread().name)
+        return Answer(allow=True, remember="session")
+
+    permissions = Permissions(ask=ask)
+    with connected(permissions=permissions) as (_, session):
+        assert session.prompt("ask").run().text == "True allow_once"
+        assert session.prompt("ask").run().text == "True allow_once"
+        assert len(permissions.remembered) == 1
+
+    assert threads == ["antiphon sync"]
+    # What was remembered for the session went with it.
+    assert not permissions.remembered
+
+
+def test_a_policy_s_deadline_holds_for_a_plain_function() -> None:
+    answer = threading.Event()
+
+    def ask(request: Request) -> bool:
+        assert answer.wait(BOUND)
+        return True
+
+    def observe(decision: Decision) -> None:
+        decided.append((decision.outcome, decision.by))
+        answer.set()
+
+    decided: list[tuple[str, str]] = []
+    permissions = Permissions(ask=ask, deadline=0.05, on_decision=observe)
+    with connected(permissions=permissions) as (_, session):
+        assert session.prompt("ask").run().text == "False reject_once"
+    assert decided == [("deny", "deadline")]
+
+
+def test_ctrl_c_at_a_policy_s_question_cancels_the_turn() -> None:
+    def ask(request: Request) -> bool:
+        raise KeyboardInterrupt
+
+    decided: list[Decision] = []
+    permissions = Permissions(ask=ask, on_decision=decided.append)
+    with connected(permissions=permissions) as (_, session):
+        with pytest.raises(KeyboardInterrupt):
+            session.prompt("ask").run()
+        assert session.prompt("say on").run().text == "on"
+    assert [decision.outcome for decision in decided] == ["cancelled"]
 
 
 # ---------------------------------------------------------------------- everything else of an agent
