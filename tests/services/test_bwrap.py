@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -539,6 +540,32 @@ async def test_a_root_that_is_gone_is_a_refusal(root: Path) -> None:
     root.rmdir()
     code, _, data = await error_of(agent.create("true"))
     assert (code, data["reason"], data["errno"]) == (-32603, "io_error", "ENOENT")
+    await terminals.aclose()
+
+
+async def test_what_is_visible_and_exchanged_for_a_link_shows_nothing_else(
+    root: Path, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "seen").mkdir()
+    terminals, agent = confined(root, visible=[tmp_path / "seen"])
+    assert await agent.run("ls", "-a", str(tmp_path / "seen")) == ".\n..\n"
+    (tmp_path / "seen").rmdir()
+    for target in (home / ".ssh", home / ".ssh" / "id_rsa"):
+        (tmp_path / "seen").symlink_to(target)
+        code, _, data = await error_of(agent.create("ls", str(tmp_path / "seen")))
+        assert (code, data["reason"]) == (-32602, "cannot_start")
+        (tmp_path / "seen").unlink()
+    await terminals.aclose()
+
+
+async def test_a_bwrap_that_a_command_could_exchange_is_not_used(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = shutil.which("bwrap")
+    fake(root, f'exec {program} "$@"', monkeypatch)
+    terminals, agent = confined(root)
+    code, _, data = await error_of(agent.create("true"))
+    assert (code, data["reason"]) == (-32602, "cannot_start")
     await terminals.aclose()
 
 

@@ -118,6 +118,14 @@ async def test_a_start_that_takes_for_ever_is_given_up(
 
 
 @WAYS
+async def test_words_that_no_system_takes_are_told(
+    root: Path, boxed: bool, size: tuple[int, int] | None
+) -> None:
+    with pytest.raises(StartError, match="surrogates not allowed"):
+        await start(root, "echo", "\ud800", boxed=boxed, size=size)
+
+
+@WAYS
 async def test_a_cancelled_start_leaves_nothing(
     root: Path, boxed: bool, size: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,7 +115,9 @@ class Box:
     def _probe(self) -> None:
         usr = os.open("/usr", os.O_PATH | os.O_CLOEXEC)
         try:
-            fd = as_arguments(self.arguments({}, [(usr, b"/tmp/bound")], b"/"))
+            # By path here: nothing is lent yet that could be exchanged.
+            shown = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in self.shown}
+            fd = as_arguments(self.arguments({}, {b"/tmp/bound": usr}, shown, b"/"))
             try:
                 done = subprocess.run(
                     [self.program, "--args", str(fd), self.python, "-I", "-S", "-c", _PROBE],
@@ -124,10 +126,11 @@ class Box:
                     capture_output=True,
                     check=False,
                     timeout=PROBE_SECONDS,
-                    pass_fds=(fd, usr),
+                    pass_fds=(fd, usr, *shown.values()),
                 )
             finally:
-                os.close(fd)
+                for other in (fd, *shown.values()):
+                    os.close(other)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotImplementedError(f'confine="bwrap": {self.program}: {error}') from error
         finally:
@@ -140,20 +143,30 @@ class Box:
         text = f'confine="bwrap": {self.program} makes no sandbox here: {said}'
         raise NotImplementedError(text + (f" ({hint})" if hint else ""))
 
+    @property
+    def shown(self) -> list[bytes]:
+        """Real paths of what is shown besides the system: what there is may be exchanged."""
+        return list(self._plan.shown)
+
     def arguments(
-        self, spellings: Mapping[bytes, bytes], bound: Sequence[tuple[int, bytes]], cwd: bytes
+        self,
+        spellings: Mapping[bytes, bytes],
+        bound: Mapping[bytes, int],
+        shown: Mapping[bytes, int],
+        cwd: bytes,
     ) -> list[bytes]:
         """What bwrap is told, for `as_arguments`.
 
         Args:
             spellings: each name by which a root is known -> its real path.
-            bound: a descriptor of each root that lies in no other, and its real path.
+            bound: real path of each root that lies in no other -> a descriptor of it.
+            shown: what of `self.shown` is to be shown -> a descriptor of it.
             cwd: the real path of the directory to begin in.
         """
         words = [b"--unshare-all", b"--die-with-parent", b"--as-pid-1", b"--cap-drop", b"ALL"]
         if self.network:
             words.append(b"--share-net")
-        words += self._plan.words(spellings, bound)
+        words += self._plan.words(spellings, bound, shown)
         if os.geteuid() == 0:
             # Root may change modes there for the whole machine. Others cannot, and find it as ever.
             words += [b"--remount-ro", b"/proc"]
@@ -165,7 +178,8 @@ class _Plan:
 
     def __init__(self, *, network: bool) -> None:
         self._links: dict[bytes, bytes] = {b"/var/run": b"/run"}
-        self._shown: dict[bytes, bytes] = {}
+        self._system: set[bytes] = set()
+        self.shown: set[bytes] = set()
         # Each is an empty directory of the sandbox's own.
         self._empty = {b"/tmp": b"1777", b"/var/tmp": b"1777", b"/run": b"0755"}
         self._masked: set[bytes] = set()
@@ -173,11 +187,11 @@ class _Plan:
             if os.path.islink(path) and path.count(b"/") == 1:
                 self._links[path] = os.path.realpath(path)
             elif os.path.isdir(path):
-                self._shown[path] = path
+                self._system.add(path)
         for path in _homes():
             real = os.path.realpath(path)
             # What lies in the system is seen as it is, and nothing can be mounted where nothing is.
-            if real != b"/" and (os.path.isdir(real) or not _below(real, self._shown)):
+            if real != b"/" and (os.path.isdir(real) or not _below(real, self._system)):
                 self._empty[real] = b"0700"
                 if path != real:
                     self._links[path] = real
@@ -190,15 +204,17 @@ class _Plan:
         """Show a file or directory, read-only, by its real path and under this name."""
         path = os.path.normpath(path)
         real = os.path.realpath(path, strict=True)
-        if not _below(real, self._shown):
-            self._shown[real] = real
+        if not _below(real, self._system):
+            self.shown.add(real)
         if path != real:
             self._links[path] = real
 
     def words(
-        self, spellings: Mapping[bytes, bytes], bound: Sequence[tuple[int, bytes]]
+        self,
+        spellings: Mapping[bytes, bytes],
+        roots: Mapping[bytes, int],
+        shown: Mapping[bytes, int],
     ) -> list[bytes]:
-        roots = {real: fd for fd, real in bound}
         mounts: dict[bytes, list[bytes]] = {
             b"/proc": [b"--proc", b"/proc"],
             # What root may write there needs no capability, and changes the whole machine.
@@ -209,9 +225,12 @@ class _Plan:
             if not _below(path, roots):
                 mounts[path] = [b"--perms", mode, b"--tmpfs", path]
         empty = {b"/", *mounts} - {*_MACHINE}
-        for path in self._shown:
+        for path in self._system:
             if not _below(path, roots):
                 mounts[path] = [b"--ro-bind", path, path]
+        for path, fd in shown.items():
+            if not _below(path, roots):
+                mounts[path] = [b"--ro-bind-fd", b"%d" % fd, path]
         for path in self._masked:
             if not _below(path, roots):
                 # A device on a mount without devices: it can be opened by nobody.

@@ -16,6 +16,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from antiphon._errors import RequestError
     from antiphon.services._context import ServiceContext
 
-__all__ = ["Pins", "Place", "Roots", "not_found", "open_directory", "os_failure"]
+__all__ = ["Pins", "Place", "Roots", "not_found", "open_anything", "open_directory", "os_failure"]
 
 #: Links followed in one path, as in Linux (40). Plain directories are not counted.
 MAX_LINKS: Final = 40
@@ -411,6 +412,24 @@ def _open_root(names: _Names) -> int:
 def open_directory(real: bytes) -> int:
     """Open a directory by its real path, refusing every link on the way; the caller closes it."""
     return _open_root(_names(real))
+
+
+def open_anything(real: bytes) -> int:
+    """Hold what stands at a real path, refusing every link, without opening it (Linux).
+
+    Raises:
+        OSError: it is not there, or is a link now, or behind one.
+    """
+    parent = _open_root(_names(real)[:-1])
+    try:
+        name = _names(real)[-1] if _names(real) else b"."
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    finally:
+        os.close(parent)
+    if stat.S_ISLNK(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), real)
+    return fd
 
 
 def _names(path: bytes) -> _Names:

@@ -20,7 +20,7 @@ from antiphon._descriptors import open_reader, open_writer
 from antiphon._errors import StartError
 from antiphon._process import Child
 from antiphon.services import _bwrap, _pty
-from antiphon.services._confine import open_directory
+from antiphon.services._confine import open_anything, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -278,6 +278,11 @@ class _Launch:
             os.close(self._output)
 
     async def run(self, size: tuple[int, int] | None, box: _bwrap.Box | None) -> Command:
+        try:
+            order = self._order(size is not None, box is not None)
+        except UnicodeEncodeError as error:
+            reason = f"cannot start {self._argv[0]!r}: {error}"
+            raise StartError(reason, command=list(self._argv)) from error
         self._output, theirs = os.pipe() if size is None else _pty.open_pty(size)
         self._open.append(theirs)
         ours, other = socket.socketpair()
@@ -293,7 +298,7 @@ class _Launch:
             # A pipe takes all of it at once.
             with os.fdopen(child.take_stdin(), "wb") as file:
                 file.write(_program())
-            control.order(self._order(size is not None, box is not None))
+            control.order(order)
             child.on_exit(control.lost)
             await self._started(child, control)
             if size is not None:
@@ -335,23 +340,30 @@ class _Launch:
         outer = sorted(
             real
             for real in set(spellings.values())
-            if not any(
-                real != other and real.startswith(other.rstrip(b"/") + b"/")
-                for other in spellings.values()
-            )
+            if not any(real != other and _lies_in(real, other) for other in spellings.values())
         )
         if b"/" in outer:
             reason = "a sandbox whose root is / would hold nothing"
             raise StartError(reason, command=list(self._argv))
-        bound: list[tuple[int, bytes]] = []
-        for real in outer:
-            self._open.append(open_directory(real))
-            bound.append((self._open[-1], real))
+        if any(_lies_in(os.fsencode(box.program), root) for root in outer):
+            reason = f"{box.program} lies in a root, where it may be exchanged"
+            raise StartError(reason, command=list(self._argv))
+        bound = {real: self._hold(open_directory(real)) for real in outer}
+        # Nobody may have put a link to something else in the place of what may be seen; in a root
+        # it is seen as it is.
+        shown = {
+            real: self._hold(open_anything(real))
+            for real in box.shown
+            if not any(_lies_in(real, root) for root in outer)
+        }
         # Its name now, if it still has one in a root: `_inside` looks whether it leads there.
         cwd = os.readlink(os.fsencode(f"/proc/self/fd/{self._place.directory}"))
-        arguments = _bwrap.as_arguments(box.arguments(spellings, bound, cwd))
-        self._open.append(arguments)
-        return [box.program, "--args", str(arguments)]
+        arguments = _bwrap.as_arguments(box.arguments(spellings, bound, shown, cwd))
+        return [box.program, "--args", str(self._hold(arguments))]
+
+    def _hold(self, fd: int) -> int:
+        self._open.append(fd)
+        return fd
 
     def _order(self, terminal: bool, supervise: bool) -> bytes:  # noqa: FBT001  (private)
         from antiphon.services import _inside  # what it imports, Windows does not have
@@ -383,6 +395,10 @@ class _Launch:
             said = child.stderr_tail.strip() or "what begins it ended with no word"
         reason = f"cannot start {self._argv[0]!r}: {said}"
         raise StartError(reason, command=list(self._argv))
+
+
+def _lies_in(path: bytes, folder: bytes) -> bool:
+    return path == folder or path.startswith(folder.rstrip(b"/") + b"/")
 
 
 def directory_name(place: Place) -> str:
