@@ -53,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
     found: set[str] = set()
     for text, call in calls:
         verdict = policy.judge(call)
+        if verdict.decision == "ask" and verdict.deadline is None:
+            verdict = msgspec.structs.replace(verdict, deadline=policy.deadline)
         found.add(verdict.decision)
         earlier = list(_earlier(policy, call, verdict)) if options.verbose else None
         if options.json:
