@@ -58,6 +58,17 @@ started or changed, so a policy can be tried out before an agent is.
 """
 
 _POLICY_EPILOG = """\
+a policy is TOML, and the first rule that matches decides (docs/reference/policy.md has it all):
+  default = "ask"               # what no rule matches; also "allow" or "deny"
+  reads = "allow"               # the same for what only reads
+  [[rule]]
+  decision = "deny"
+  path = ["**/.env", "~/.ssh/**"]
+  [[rule]]
+  decision = "allow"            # keys: kind, title, path, command, args, cwd, session, env
+  command = "git"
+  args = ["status", "**"]
+
 a call is a shorthand, KIND:WHAT, or a JSON object:
   read:PATH, edit:PATH, delete:PATH, move:PATH, search:PATH
   execute:COMMAND LINE
