@@ -643,14 +643,14 @@ async def test_a_command_that_says_nothing_is_looked_at_twice_a_second_and_its_e
     loop = asyncio.get_running_loop()
 
     async def act(turn: Turn) -> None:
-        async with turn.run("sleep", ["3600"]) as command:
+        async with turn.run("sleep", ["600"]) as command:
             assert [text async for text in command] == []
 
     async with lent(act, client) as turn:
-        await asyncio.sleep(3600.123)
+        await asyncio.sleep(600.123)
         client.exit.set()
         await turn
-        assert loop.time() == pytest.approx(3600.123)
+        assert loop.time() == pytest.approx(600.123)
     assert client.looks[0] == pytest.approx(0)
     pauses = [after - before for before, after in itertools.pairwise(client.looks)]
     assert pauses[0] < 0.1
