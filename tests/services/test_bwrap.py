@@ -504,9 +504,8 @@ async def test_a_directory_that_is_exchanged_at_the_last_moment_is_not_entered(
         (root / "d").symlink_to("/etc")
         return words
 
-    monkeypatch.setattr(Box, "arguments", swap)
     terminals, agent = confined(root)
-    # The probe has asked for arguments already, or this would have moved it.
+    monkeypatch.setattr(Box, "arguments", swap)
     code, _, data = await error_of(agent.create("touch", "x", cwd=f"{root}/d"))
     assert (code, data["reason"]) == (-32602, "cannot_start")
     assert os.listdir(root / "moved") == []
