@@ -211,6 +211,16 @@ async def test_one_policy_decides_and_guards_what_is_lent_in_two_clients(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["yes"]
 
 
+def test_two_policies_cannot_guard_one_service(tmp_path: Path) -> None:
+    files, terminals = Files(tmp_path), Terminals(tmp_path)
+    first = Permissions()
+    Client(files=files, terminals=terminals, permissions=first)
+    for lent in ({"files": files}, {"terminals": terminals}):
+        with pytest.raises(ValueError, match="another policy guards"):
+            Client(permissions=Permissions(default="deny"), **cast("Any", lent))
+    Client(files=files, terminals=terminals, permissions=first)
+
+
 async def test_words_and_functions_guard_nothing(tmp_path: Path) -> None:
     async def decide(params: Any, ctx: Any) -> bool:
         return False

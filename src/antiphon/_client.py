@@ -56,15 +56,18 @@ class Client(ClientHandlers):
         files: serves `fs/*`, e.g. `antiphon.services.Files(".")`.
         terminals: serves `terminal/*`, e.g. `antiphon.services.Terminals()`.
         permissions: "deny" (the default), "allow", `antiphon.services.Permissions`, or a function of
-            (params, ctx), async or sync, that
-            returns an offered option's id, True or False (an option is picked by its kind), None for
-            "cancelled", or a whole response. What it raises refuses. A denial picks a reject option,
-            else "cancelled", never an option that allows (R1-104). A sync one must not block: it
-            holds up the event loop (with `antiphon.sync` it may). What has a `guard`, as
-            `Permissions` has, becomes the guard of `files` and `terminals` that have none.
+            (params, ctx), async or sync, that returns an offered option's id, True or False (an
+            option is picked by its kind), None for "cancelled", or a whole response. What it raises
+            refuses. A denial picks a reject option, else "cancelled", never an option that allows
+            (R1-104). A sync one must not block: it holds up the event loop (with `antiphon.sync` it
+            may). What has a `guard`, as `Permissions` has, becomes the guard of `files` and
+            `terminals` that have none.
         elicitation: asks a person what the agent wants to know, by `antiphon.services.Elicitation`.
         on_update: called with each `Update` of every session, in order; sync or async. The next
             update and the answers about that session wait for it.
+
+    Raises:
+        ValueError: `permissions` is nothing of that, or another policy guards `files` or `terminals`.
 
     Attributes:
         info: name and version, sent as `clientInfo`; None sends "antiphon" and its version.
@@ -90,14 +93,8 @@ class Client(ClientHandlers):
         self.terminals = terminals
         self.permissions = permissions
         self.elicitation = elicitation
-        guard = getattr(permissions, "guard", None)
-        if guard is not None:
-            # One policy for what the agent asks about and what it does without asking.
-            reads = bool(getattr(permissions, "concerns_reads", True))
-            for service in (files, terminals):
-                guard_with = getattr(service, "guard_with", None)
-                if guard_with is not None:
-                    guard_with(guard, reads=reads)
+        if hasattr(permissions, "guard"):
+            _guard(permissions, files, terminals)
         self.on_update = on_update
 
     async def request_permission(
@@ -197,6 +194,18 @@ class Client(ClientHandlers):
                         raise
                     except BaseException:
                         log.exception("what was lent to session %s was not let go", session_id)
+
+
+def _guard(policy: Any, *services: Any) -> None:
+    """Put one policy before what the agent asks about and what it does without asking."""
+    for service in services:
+        other = getattr(getattr(service, "guard", None), "__self__", policy)
+        if other is not policy and isinstance(other, type(policy)):
+            # That one would go on deciding, and this one would seem to.
+            msg = f"another policy guards these {type(service).__name__}: give each its own"
+            raise ValueError(msg)
+        if hasattr(service, "guard_with"):
+            service.guard_with(policy.guard, reads=bool(getattr(policy, "concerns_reads", True)))
 
 
 def _offered(option_id: str, options: Sequence[v1.PermissionOption]) -> bool:

@@ -1013,3 +1013,165 @@ def test_a_policy_is_loaded_with_whom_to_ask(tmp_path: Path) -> None:
         Permissions.from_toml("default = 1")
     with pytest.raises(PolicyError, match="deadline"):
         Permissions(deadline=-1)
+
+
+# ------------------------------------------------------------------ an agent that wants its way
+
+POLICY = [
+    Rule("deny", name="secrets", path=["**/.env", "**/.git/**"]),
+    Rule("allow", kind="edit", path="src/**"),
+    Rule("allow", kind="think"),
+    Rule("allow", command="git", args=["status"]),
+]
+
+
+def write_attempts(root: Path) -> list[str]:
+    """Names of `.env`, of what lies in `.git`, and of files that nothing allows."""
+    named = [
+        *(
+            "/.env",
+            "//.env",
+            "/./.env",
+            "/src/../.env",
+            "/src//../src/./../.env",
+            "/.env/",
+            "/.env/.",
+        ),
+        *("/src/up/.env", "/src/link", "/src/deep/er/../../../.env", "/src/nowhere/../../.env"),
+        *("/.git/config", "/src/up/.git/config", "/src/../.git/hooks/pre-commit"),
+        *(
+            "/other",
+            "/srcs/a",
+            "/src*",
+            "/src?/a",
+            "/[s]rc/a",
+            "/SRC/a",
+            "/src\u200b/a",
+            "/\u017frc/a",
+        ),
+        *(
+            "/src/.env",
+            "/src/a/.env",
+            "/src/.git/x",
+            "/src/up/src/.env",
+            "/src\\..\\.env",
+            "/~/.env",
+        ),
+        *("/src/a\0/../../.env", "/.env\0", "/.env\n/../.env"),
+    ]
+    outside = ["/etc/antiphon-never", "~/.env", ".env", "src/../.env", "file:///tmp/x", ""]
+    return [f"{root}{name}" for name in named] + [f"/{root}/.env", *outside]
+
+
+def command_attempts(root: Path) -> list[dict[str, Any]]:
+    """Ways to have `touch marker` run where only `git status` may."""
+    touch = f"touch {root}/marker"
+    evil = f"{root}/src/bin"
+    env = [{"name": "PATH", "value": evil}]
+    lines = [
+        *(touch, f"git status; {touch}", f"git status\n{touch}", f"git status && {touch}"),
+        *(f"git status | {touch}", f"git status & {touch}", f"{touch} # git status"),
+        *(f"git status $({touch})", f"git status `{touch}`", f"PATH={evil} git status"),
+        *("./src/bin/git status", f"{evil}/git status", "src/bin/git status", "git  status;x"),
+        *(
+            f"git -c alias.status=!{evil}/git status",
+            "\u0261it status",
+            "git\u00a0status",
+            "git status\0",
+        ),
+        *(f"env PATH={evil} git status", f"bash -c '{touch}'", f"eval {touch}", f". {evil}/git"),
+        *("git status --", "git -- status", "git status .", " ./src/bin/git status"),
+    ]
+    return [
+        *({"command": line} for line in lines),
+        {"command": "git", "args": ["status"], "env": env},
+        {"command": "git status", "env": env},
+        {"command": "git", "args": ["status"], "env": [{"name": "GIT_DIR", "value": evil}]},
+        {"command": "git", "args": ["-c", f"alias.status=!{evil}/git", "status"]},
+        {"command": "git", "args": ["-c", f"core.fsmonitor={evil}/git", "status"]},
+        {"command": "git", "args": ["status", "--", f"; {touch}"]},
+        {"command": "git", "args": [f"status; {touch}"]},
+        {"command": "git", "args": []},
+        {"command": f"{evil}/git", "args": ["status"]},
+        {"command": "./git", "args": ["status"], "cwd": evil},
+        {"command": "../bin/git", "args": ["status"], "cwd": evil},
+        {"command": "sh", "args": ["-c", touch]},
+        {"command": "bash", "args": ["-lc", f"git status; {touch}"]},
+        {"command": "env", "args": ["-S", touch]},
+        {"command": "env", "args": ["git", "status"]},
+        {"command": "xargs", "args": ["git", "status"]},
+        {"command": "touch", "args": [f"{root}/marker"]},
+    ]
+
+
+def requests_before(said: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an agent may say first, to be let do what it will do then."""
+    options: list[dict[str, Any]] = []
+    for kind in ("read", "think", "edit", "execute", "search", "other", None, "switch_mode"):
+        tool: dict[str, Any] = {"title": "git status", **said}
+        options.append({**tool, "kind": kind} if kind else tool)
+    return options
+
+
+@pytest.mark.covers("FF-27", "FF-42")
+async def test_no_phrasing_gets_a_write_or_a_command_past_the_policy(tmp_path: Path) -> None:
+    root = tmp_path / "w"
+    for folder in ("src/bin", "src/deep/er", ".git/hooks"):
+        (root / folder).mkdir(parents=True)
+    (root / ".env").write_text("secret")
+    (root / ".git/config").write_text("")
+    (root / "src/up").symlink_to("..")
+    (root / "src/link").symlink_to("../.env")
+    evil = root / "src/bin/git"
+    evil.write_text(f"#!/bin/sh\ntouch {root}/marker\n")
+    evil.chmod(0o755)
+
+    def seen() -> dict[str, str]:
+        return {
+            str(path.relative_to(tmp_path)): "" if path.is_dir() else path.read_text()
+            for path in sorted(tmp_path.rglob("*"))
+            if not path.is_symlink()
+        }
+
+    before = seen()
+    log = Log()
+    terminals = Terminals()
+    client = Client(
+        files=Files(), terminals=terminals, permissions=Permissions(POLICY, on_decision=log)
+    )
+    async with opened(client, root) as (_, raw):
+        for number, path in enumerate(write_attempts(root)):
+            for tool in requests_before({"locations": [{"path": path}]})[number % 8 :: 8]:
+                await raw.ask("session/request_permission", asking(**tool))
+            params = {"sessionId": "s1", "path": path, "content": "evil"}
+            assert "error" in await raw.ask("fs/write_text_file", params), path
+        for number, attempt in enumerate(command_attempts(root)):
+            for tool in requests_before({"rawInput": attempt})[number % 8 :: 8]:
+                answer = await raw.ask("session/request_permission", asking(**tool))
+                assert answer["result"]["outcome"] == selected("no"), attempt
+            params = {"sessionId": "s1", **attempt}
+            assert "error" in await raw.ask("terminal/create", params), attempt
+        # It is the policy that refuses, not a world in which nothing works.
+        fine = {"sessionId": "s1", "path": f"{root}/src/new", "content": "fine"}
+        assert "result" in await raw.ask("fs/write_text_file", fine)
+        for attempt in ({"command": "git", "args": ["status"]}, {"command": "git status"}):
+            created = await raw.ask("terminal/create", {"sessionId": "s1", **attempt})
+            terminal = {"sessionId": "s1", "terminalId": created["result"]["terminalId"]}
+            await raw.ask("terminal/wait_for_exit", terminal)
+    await terminals.aclose()
+    assert seen() == {**before, "w/src/new": "fine"}
+    assert {d.by for d in log.decisions} <= {"rule", "default", "nobody"}
+
+
+async def test_a_lie_about_the_kind_is_told_and_opens_nothing(tmp_path: Path) -> None:
+    """What a request can lie about, it can lie about: the agent is told yes, and still held."""
+    log = Log()
+    permissions = Permissions([Rule("allow", kind="think")], on_decision=log)
+    client = Client(files=Files(), terminals=Terminals(), permissions=permissions)
+    async with opened(client, tmp_path) as (_, raw):
+        lie: dict[str, Any] = {"kind": "think", "title": "Think", "locations": [{"path": f"{tmp_path}/a"}]}
+        answer = await raw.ask("session/request_permission", asking(**lie))
+        assert answer["result"]["outcome"] == selected("once")
+        params = {"sessionId": "s1", "path": f"{tmp_path}/a", "content": ""}
+        assert "error" in await raw.ask("fs/write_text_file", params)
+    assert log.short == [("allow", "rule"), ("deny", "nobody")]
