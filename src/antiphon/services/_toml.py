@@ -7,7 +7,6 @@ where it is wrong. Nothing is guessed: a key that is not known may be a rule tha
 from __future__ import annotations
 
 import os
-import tomllib
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -71,6 +70,8 @@ def read_policy(text: str, *, file: str | None = None) -> Settings:
     """
     if len(text) > MAX_BYTES:
         raise PolicyError(f"longer than {MAX_BYTES} characters", file=file)
+    import tomllib  # only who has a file pays for it
+
     try:
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
