@@ -79,30 +79,41 @@ def renames(base: str) -> Callable[[], None]:
 
 def ancestors(base: str) -> Callable[[], None]:
     """What is above a root becomes a link; a directory inside is moved out and back."""
+    steal = halves(base)
 
     def swap() -> None:
         exchange(f"{base}/q", f"{base}/ql")
         os.rename(f"{base}/r/w/m/i", f"{base}/out/i")
         os.rename(f"{base}/out/i", f"{base}/r/w/m/i")
+        steal()
 
     return swap
 
 
 def parents(base: str) -> Callable[[], None]:
-    """A missing directory becomes a link that leads out; a half-written file becomes one."""
-    new, away, half = f"{base}/r/w/new", f"{base}/r/w/away", f"{base}/r/w/half"
+    """Where a directory is missing there is, at times, a link that leads out."""
+    new, away, out = f"{base}/r/w/p/new", f"{base}/r/w/p/away", f"{base}/out"
 
     def swap() -> None:
         with contextlib.suppress(FileExistsError):
-            os.symlink(f"{base}/out", new)
+            os.symlink(out, new)
         try:
             os.unlink(new)
         except (IsADirectoryError, PermissionError):  # the writer was faster; it is a directory
             os.rename(new, away)
             _remove(away)
+
+    return swap
+
+
+def halves(base: str) -> Callable[[], None]:
+    """A file that is half written becomes a link that leads out."""
+    half, secret = f"{base}/r/w/half", f"{base}/out/secret"
+
+    def swap() -> None:
         for name in os.listdir(half):
             if name.startswith(".antiphon-"):
-                os.symlink(f"{base}/out/secret", f"{half}/link")
+                os.symlink(secret, f"{half}/link")
                 os.rename(f"{half}/link", f"{half}/{name}")
         if os.path.islink(f"{half}/f"):  # the writer has taken it for its own
             os.unlink(f"{half}/f")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ def plant(base: Path) -> None:
             (root / name / file).write_text(INSIDE)
         (root / name / "large").write_text(INSIDE * (LARGE // len(INSIDE)))
     (root / "half").mkdir()
+    (root / "p").mkdir()
     for name in ("xf", "pf", "half/f"):
         (root / name).write_text(INSIDE)
     (base / "q" / "w" / "f").write_text(INSIDE)
@@ -47,17 +49,21 @@ def plant(base: Path) -> None:
 
 
 def outside(base: Path) -> dict[str, tuple[int, int, str]]:
-    """All that is outside: each name with its inode, its time of change and its content."""
+    """All that is outside: each name with its inode, its time of change and its content.
+
+    But for `i`, which an attacker moves there and back, so that it may vanish at any moment.
+    """
     found: dict[str, tuple[int, int, str]] = {}
-    for path in sorted((base / "out").rglob("*")):
-        status = path.lstat()
-        # The time of a directory changes with the attackers' own coming and going.
-        changed = status.st_mtime_ns if path.is_file() else 0
-        found[str(path)] = (
-            status.st_ino,
-            changed,
-            path.read_text() if path.is_file() else "directory",
-        )
+    for folder, names, files in os.walk(base / "out"):
+        if "i" in names:
+            names.remove("i")
+        for name in (*names, *files):
+            path = Path(folder, name)
+            status = path.lstat()
+            plain = stat.S_ISREG(status.st_mode)
+            # The time of a directory changes with the attackers' own coming and going.
+            changed = status.st_mtime_ns if plain else 0
+            found[str(path)] = (status.st_ino, changed, path.read_text() if plain else "")
     return found
 
 
@@ -127,6 +133,13 @@ def naive_read(root: str, path: str) -> str:
 def naive_write(root: str, path: str) -> None:
     """Check, then write."""
     Path(checked(root, path)).write_text(WRITTEN)
+
+
+def naive_create(root: str, path: str) -> None:
+    """Check, then make the directory that is missing, and write."""
+    target = Path(checked(root, path))
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(WRITTEN)
 
 
 def naive_start(root: str, path: str) -> int:

@@ -22,6 +22,7 @@ from tests.attacks.swaps import (
     SECRET,
     WRITTEN,
     Attackers,
+    naive_create,
     naive_read,
     naive_start,
     naive_write,
@@ -41,7 +42,7 @@ SECONDS: Final = float(
     os.environ.get("ANTIPHON_ATTACK_SECONDS") or (60 if os.environ.get("CI") else 5)
 )
 #: In which each control must have lost; it takes some hundred tries.
-CONTROL_SECONDS: Final = 30.0
+CONTROL_SECONDS: Final = 60.0
 
 READS: Final = (
     "r/w/xd/f",
@@ -71,8 +72,8 @@ WRITES: Final = (
     "r/w/pd/f",
     "r/w/pd/made",
     "r/w/pf",
-    "r/w/new/f",
-    "r/w/new/sub/f",
+    "r/w/p/new/f",
+    "r/w/p/new/sub/f",
     "r/w/half/f",
     "q/w/f",
     "q/w/made",
@@ -177,33 +178,39 @@ def controls(base: Path) -> dict[str, Callable[[], bool]]:
             target.write_text(SECRET)
         return bool(hit)
 
+    def create() -> bool:
+        naive_create(root, f"{root}/p/new/created")
+        made = (base / "out" / "created").exists()
+        (base / "out" / "created").unlink(missing_ok=True)
+        return made
+
     def start() -> bool:
         return naive_start(root, next(cwds)) == out
 
     return {
         "read": lambda: SECRET in naive_read(root, next(reads)),
         "write": write,
+        "create": create,
         "cwd": start,
         "parent": lambda: SECRET in parent_by_the_system(root, ["m", "i", "..", "secret"]),
     }
 
 
 @pytest.mark.covers("FF-42")
-@pytest.mark.bound(SECONDS + 300)
+@pytest.mark.bound(SECONDS + 500)
 async def test_nothing_escapes_while_links_and_directories_change_places(tmp_path: Path) -> None:
     base = tmp_path.resolve()
     plant(base)
     agent = Agent(base)
     naive = controls(base)
     with Attackers(base) as attackers:
-        before = {name: lost(attempt, 3) for name, attempt in naive.items()}
+        # One is enough where the attacker has to be faster twice.
+        before = {
+            name: lost(attempt, 1 if name == "create" else 3) for name, attempt in naive.items()
+        }
         assert all(before.values()), f"the attack fails against naive controls: {before}"
 
-        untouched = {
-            name: entry
-            for name, entry in outside(base).items()
-            if not name.startswith(f"{base}/out/i")
-        }
+        untouched = outside(base)
         until = time.monotonic() + SECONDS
         asked = [
             # A start takes much longer than the others.
@@ -216,7 +223,13 @@ async def test_nothing_escapes_while_links_and_directories_change_places(tmp_pat
             await asyncio.gather(*(agent.ask(what, path) for what, path in asked))
             assert not agent.escapes
             assert attackers.alive(), "an attacker has given up"
-        after = {name: lost(attempt, 1) for name, attempt in naive.items() if name != "write"}
+        assert outside(base) == untouched
+        # Not the controls that write: what is outside is compared once more.
+        after = {
+            name: lost(attempt, 1)
+            for name, attempt in naive.items()
+            if name not in {"write", "create"}
+        }
         assert all(after.values()), f"the attack had ended before the test: {after}"
     await agent.aclose()
 
