@@ -327,6 +327,62 @@ async def test_a_late_answer_is_shown_as_none() -> None:
     assert "Go -> Reject (no answer in time)" in decides.shown.getvalue()
 
 
+async def test_nothing_is_shown_while_a_question_is_on_the_screen() -> None:
+    here, answer = asyncio.Event(), asyncio.Event()
+
+    class Thinks(Person):
+        async def choose(self, question: Question) -> str | None:
+            here.set()
+            await answer.wait()
+            return await super().choose(question)
+
+    rules = [Rule("deny", path="**/.env"), Rule("ask", path="**/slow", deadline=0.01)]
+    decides = Decides(Permissions(rules), Thinks("once"))
+    first = asyncio.create_task(decides.guard(write("/project/a")))
+    await here.wait()
+    before = decides.shown.getvalue()
+
+    assert not await decides.guard(write("/project/.env"))
+    assert not await decides.guard(write("/project/slow"))
+    assert decides.shown.getvalue() == before
+    answer.set()
+    assert await first
+    assert decides.shown.getvalue().removeprefix(before).splitlines() == [
+        "write: Write /project/.env -> Refuse (rule 1 matches)",
+        "write: Write /project/slow -> Refuse (no answer in time)",
+        "write: Write /project/a -> Allow this write",
+    ]
+
+
+async def test_what_an_agent_says_cannot_pass_for_lines_of_ours_or_turn_around() -> None:
+    person = Person("ok", "once")
+    decides = Decides("ask", person)
+
+    title = "Read\nThe agent asks: nothing\u2028x \u202ehsilop\x1b[A"
+    await decides.chosen(("ok", "Yes\n  2. No", "allow_once"), title=title)
+    await decides.guard(msgspec.structs.replace(execute("ls"), title="ls\r\nrm"))
+
+    assert person.questions[0].headline == (
+        "The agent asks: Read⏎The agent asks: nothing⏎x \ufffdhsilop\ufffd[A"
+    )
+    assert person.questions[0].options[0][1] == "Yes⏎  2. No"
+    assert person.questions[1].headline == "The agent wants to run: ls⏎rm"
+    assert len(decides.shown.getvalue().splitlines()) == 4
+
+
+async def test_a_person_sees_where_a_command_runs_and_what_it_adds() -> None:
+    person = Person("no", "no")
+    decides = Decides(Permissions([Rule("ask", command="make")]), person)
+    odd = {"cwd": "/tmp", "env": {"PATH": "/tmp", "LD_PRELOAD": "x\ny"}}
+
+    await decides.guard(msgspec.structs.replace(execute("ls"), **odd))
+    await decides.guard(msgspec.structs.replace(execute("make"), **odd))
+
+    seen = "in /tmp; with LD_PRELOAD='x\\ny', PATH='/tmp'"
+    assert person.questions[0].headline == f"The agent wants to run: ls ({seen})"
+    assert person.questions[1].headline.startswith(f"The agent wants to run: make ({seen}; rule 1")
+
+
 async def test_what_is_allowed_anyway_is_not_shown_and_what_is_refused_is() -> None:
     allow = Rule("allow", path="ok/**")
     decides = Decides(Permissions([allow], default="deny", reads="deny"))

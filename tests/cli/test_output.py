@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from antiphon.cli._output import Output, readable, update_line
+from antiphon.cli._output import Output, as_line, readable, update_line
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,16 @@ def test_output_that_was_never_there_is_lost_from_the_start(
     output.text("x")
 
     assert output.lost
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a\nb\r\nc\rd\u2028e\x85f", "a⏎b⏎c⏎d⏎e⏎f"),
+        ("a\u202eb\u2066c\u200bd", "a\ufffdb\ufffdc\ufffdd"),
+        ("\x1b[2J", "\ufffd[2J"),
+        ("naïve 👩\u200d💻 שלום", "naïve 👩\u200d💻 שלום"),
+    ],
+)
+def test_a_line_is_one_line_in_the_order_it_has(text: str, line: str) -> None:
+    assert as_line(text) == line

@@ -434,6 +434,34 @@ def test_an_audit_has_a_line_for_each_decision(tmp_path: Path) -> None:
     assert lines[9]["command"] == ["/bin/sh", "-c", "true; touch evil"]
 
 
+def test_the_files_that_a_run_goes_by_are_not_the_agents_to_write(tmp_path: Path) -> None:
+    (tmp_path / "policy.link").symlink_to("policy.toml")
+    steps: list[list[object]] = [
+        ["write", name]
+        for name in ("policy.toml", "policy.link", "audit.ndjson", "src/../wire.ndjson", "a.txt")
+    ]
+    files = ["--audit", "audit.ndjson", "--record", "wire.ndjson"]
+
+    said = works(tmp_path, "--policy", "policy.link", *files, "--permissions", "allow", steps=steps)
+
+    assert said["outcomes"][:3] == [NO, NO, NO]
+    assert said["outcomes"][3] != "done"
+    assert said["outcomes"][4] == "done"
+    assert (tmp_path / "policy.toml").read_text() == POLICY
+    lines = [json.loads(line) for line in (tmp_path / "audit.ndjson").read_text().splitlines()]
+    assert {line["why"] for line in lines if line["outcome"] == "deny"} == {
+        "this run goes by that file"
+    }
+
+
+def test_a_session_that_is_not_its_own_is_no_way_round_the_policy(tmp_path: Path) -> None:
+    steps: list[list[object]] = [["ask", TOP, {"sessionId": "s-2"}], ["write", "top"]]
+
+    said = works(tmp_path, "--policy", "policy.toml", steps=steps)
+
+    assert said["outcomes"] == ["n", NO]
+
+
 def test_a_policy_that_is_none_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text('[[rule]]\ndecision = "deny"\npaht = "x"\n')
     agent = shlex.join([sys.executable, "-c", "open('started', 'w')"])

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from antiphon.cli._output import as_line
 from antiphon.cli._view import Question, ToolView
-from antiphon.services import Answer
+from antiphon.services import Answer, Call, Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from antiphon.cli._view import View
     from antiphon.schema import v1_unstable as v1
-    from antiphon.services import Decision, Operation, Permissions, Request, ServiceContext
+    from antiphon.services import Operation, Permissions, Request, ServiceContext
 
 __all__ = ["Asker", "Decider"]
 
@@ -52,15 +53,10 @@ class _Where(NamedTuple):
 
 
 class _Asked(msgspec.Struct):
-    """What is being decided, and which option a person has chosen.
-
-    `is_open`: the terminal is the asker's; what is to be shown then waits in `waiting`.
-    """
+    """What is being decided, and which option a person has chosen."""
 
     question: Question
     key: str | None = None
-    is_open: bool = False
-    waiting: Callable[[], None] | None = None
 
 
 _NOW: ContextVar[_Asked] = ContextVar("antiphon_cli_asked")
@@ -78,6 +74,8 @@ class Decider:
         roots: the directories that relative globs of the policy begin in, instead of those that
             the agent was told of: what it takes must not change what a rule means.
         record: is given every decision as well.
+        protected: real paths of files that this run goes by, which the agent may not write
+            through the client whatever the policy says.
 
     Attributes:
         requests: how many permission requests the agent made.
@@ -93,6 +91,7 @@ class Decider:
         reason: str = "",
         roots: Sequence[str] = (),
         record: Callable[[Decision], None] | None = None,
+        protected: Collection[str] = (),
     ) -> None:
         self.requests = 0
         self.pending = 0
@@ -101,8 +100,13 @@ class Decider:
         self._reason = reason
         self._roots = tuple(roots)
         self._record = record
+        self._protected = frozenset(protected)
+        # What is to be shown when the terminal is ours again.
+        self._asking = False
+        self._waiting: list[Callable[[], None]] = []
         # One question at a time; a second dialog would answer the first one's keys.
-        self._turn = asyncio.Lock()
+        #: Held while a person is asked anything.
+        self.turn = asyncio.Lock()
         # What a person who watches has let go on without being asked: kinds of operations.
         self._every: set[str] = set()
         permissions.ask = None if asker is None else self._ask
@@ -123,7 +127,7 @@ class Decider:
         question = Question(
             kind="permission",
             tool=self._view.fold(params.session_id, params.tool_call),
-            options=tuple((o.option_id, o.name, o.kind) for o in params.options),
+            options=tuple((o.option_id, as_line(o.name), o.kind) for o in params.options),
         )
         token = _NOW.set(_Asked(question))
         try:
@@ -136,19 +140,9 @@ class Decider:
         """Whether the agent may read or write this file or run this command now."""
         if self._roots:
             operation = msgspec.structs.replace(operation, roots=self._roots)
-        tool = ToolView(
-            id=operation.title,
-            title=operation.title,
-            kind=_KINDS[operation.kind],
-            locations=(operation.path,) if operation.path else (),
-        )
-        once, more = _WORDS[operation.kind]
-        options = (
-            ("once", once, "allow_once"),
-            ("more", more, "allow_always"),
-            ("no", "Refuse", "reject_once"),
-        )
-        token = _NOW.set(_Asked(Question(kind=operation.kind, tool=tool, options=options)))
+        if operation.kind == "write" and operation.path in self._protected:
+            return self._protect(operation)
+        token = _NOW.set(_Asked(_question(operation)))
         try:
             return await self._permissions.guard(operation)
         finally:
@@ -168,13 +162,13 @@ class Decider:
             if request.operation is not None:
                 options = (options[0], ("more", _AGAIN, "allow_always"), options[2])
             question = asked.question = msgspec.structs.replace(
-                question, options=options, why=_why_asked(request)
+                question, options=options, why=_join(question.why, _why_asked(request))
             )
         if not question.options:
             return None
         self.pending += 1
         try:
-            async with self._turn:
+            async with self.turn:
                 if request.operation is not None and sweeping and question.kind in self._every:
                     return True
                 key = asked.key = await self._put(asked)
@@ -193,15 +187,31 @@ class Decider:
 
     async def _put(self, asked: _Asked) -> str | None:
         assert self._asker is not None
-        self._view.display.suspend(asked.question)
-        asked.is_open = True
+        display = self._view.display
+        display.suspend(asked.question)
+        self._asking = True
         try:
             return await self._asker.choose(asked.question)
         finally:
-            asked.is_open = False
-            self._view.display.resume()
-            if asked.waiting is not None:
-                asked.waiting()
+            self._asking = False
+            display.resume()
+            while self._waiting:
+                self._waiting.pop(0)()
+
+    def _protect(self, operation: Operation) -> bool:
+        decision = Decision(
+            call=Call.of_operation(operation, operation.roots),
+            outcome="deny",
+            by="rule",
+            why="this run goes by that file",
+            about="operation",
+        )
+        token = _NOW.set(_Asked(_question(operation)))
+        try:
+            self._decided(decision)
+        finally:
+            _NOW.reset(token)
+        return False
 
     def _described(self, params: v1.RequestPermissionRequest, ctx: object) -> object:
         del ctx
@@ -226,9 +236,9 @@ class Decider:
         label = next((name for k, name, _ in question.options if k == key), "cancelled")
         reason = self._told(decision)
         show = partial(self._view.display.decided, question, label, allowed=allowed, reason=reason)
-        if asked.is_open:
-            # Decided over a person's head, by the clock: the question has to leave the screen first.
-            asked.waiting = show
+        if self._asking:
+            # A question is on the screen, perhaps this one, decided by the clock: it goes first.
+            self._waiting.append(show)
         else:
             show()
 
@@ -248,6 +258,34 @@ class Decider:
                 return "no answer in time"
             case _:
                 return "asking failed"
+
+
+def _question(operation: Operation) -> Question:
+    """A write, command or read as a person is asked about it."""
+    once, more = _WORDS[operation.kind]
+    tool = ToolView(
+        id=operation.title,
+        title=operation.title,
+        kind=_KINDS[operation.kind],
+        locations=(operation.path,) if operation.path else (),
+    )
+    # A command that looks harmless can be something else in another place, with other variables.
+    added = ", ".join(f"{name}={value!r}" for name, value in sorted(operation.env.items()))
+    elsewhere = operation.cwd if operation.cwd != next(iter(operation.roots), None) else None
+    return Question(
+        kind=operation.kind,
+        tool=tool,
+        options=(
+            ("once", once, "allow_once"),
+            ("more", more, "allow_always"),
+            ("no", "Refuse", "reject_once"),
+        ),
+        why=_join(f"in {elsewhere}" if elsewhere else "", f"with {added}" if added else ""),
+    )
+
+
+def _join(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
 
 
 def _why_asked(request: Request) -> str:

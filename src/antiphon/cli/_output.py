@@ -18,7 +18,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Output", "is_terminal", "readable", "tell", "update_line"]
+__all__ = ["Output", "as_line", "is_terminal", "readable", "tell", "update_line"]
 
 # What some readers take for the end of a line, raw inside JSON: a carriage return can only stand
 # between tokens there, the other three only inside strings.
@@ -31,6 +31,10 @@ _AS_JSON = {
 }
 # C0 and C1 controls but tab and newline, and DEL: what can move a cursor or talk to a terminal.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# What shows text in another order than it has, or not at all: embeddings, overrides, isolates, and
+# what has no width.
+_DISGUISES = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069]")
+_BREAKS = re.compile("\r\n|[\r\n\x0b\x0c\x85\u2028\u2029]")
 
 
 class Output:
@@ -132,3 +136,12 @@ def readable(text: str) -> str:
     An agent must not be able to move our cursor, rename the window or fill the clipboard.
     """
     return _CONTROLS.sub("\ufffd", text.replace("\r\n", "\n"))
+
+
+def as_line(text: str) -> str:
+    """Text from elsewhere as one line, for what a person decides by.
+
+    It cannot look like lines of ours, nor in another order than it is: line ends become "⏎", what
+    has no width or turns the direction U+FFFD, like control characters.
+    """
+    return _DISGUISES.sub("\ufffd", readable(_BREAKS.sub("⏎", text)))

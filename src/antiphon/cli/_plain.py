@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from antiphon.cli._output import is_terminal, readable
+from antiphon.cli._output import as_line, is_terminal, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -113,7 +113,7 @@ class Plain:
     def decided(self, question: Question, answer: str, *, allowed: bool, reason: str) -> None:
         del allowed
         why = f" ({reason})" if reason else ""
-        self._line(f"{question.kind}: {question.tool.name} -> {answer}{why}")
+        self._line(f"{question.kind}: {question.subject} -> {answer}{why}")
 
     def suspend(self, question: Question) -> None:
         tool = question.tool
@@ -121,7 +121,7 @@ class Plain:
         if tool.changes != self._tools.get(tool.id, ("", "", ()))[2]:
             self._changes(tool)
         if tool.command and tool.command != tool.name:
-            self._line(f"  $ {tool.command}")
+            self._line(f"  $ {as_line(tool.command)}")
 
     def resume(self) -> None:
         """Nothing was taken away."""
@@ -196,13 +196,13 @@ def same_file(one: TextIO, other: TextIO) -> bool:
 
 def change_lines(change: FileChange, cwd: str, limit: int) -> Iterator[str]:
     """One change: its path, then a diff of at most `limit` lines, "⋮" between distant places."""
-    path = relative(change.path, cwd)
+    path = as_line(relative(change.path, cwd))
     yield f"{path} (new file)" if change.old is None else path
     old, new = _lines(change.old or ""), _lines(change.new)
     # The first three lines are headers for a patch programme.
     lines = list(difflib.unified_diff(old, new, lineterm="", n=2))[3:]
     for line in lines[:limit]:
-        yield "⋮" if line.startswith("@@") else line
+        yield "⋮" if line.startswith("@@") else as_line(line)
     if len(lines) > limit:
         yield f"… {len(lines) - limit} more lines"
 

@@ -35,7 +35,7 @@ from rich.table import Table
 from rich.text import Text
 
 from antiphon.cli._ask import forget_typed
-from antiphon.cli._output import readable
+from antiphon.cli._output import as_line, readable
 from antiphon.cli._plain import KINDS_WITHOUT_TEXT, change_lines, relative, same_file
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Pleasant:
         given = Text.assemble(
             ("  →  ", "dim"),
             (readable(answer), "green" if allowed else "red"),
-            (f"  ({reason})" if reason else "", "dim"),
+            (f"  ({as_line(reason)})" if reason else "", "dim"),
         )
         if reason:
             parts += self._changes(question.tool, with_title=True)
@@ -167,7 +167,7 @@ class Pleasant:
                 if path not in tool.name
             ]
         if tool.command and tool.command != tool.name:
-            parts.append(Text(f"  $ {readable(tool.command)}"))
+            parts.append(Text(f"  $ {as_line(tool.command)}"))
         self._print(*parts, kind="tool")
         self._suspended = True
         self._stop_live()

@@ -63,6 +63,9 @@ def run(options: argparse.Namespace) -> int:
         roots=tuple(dict.fromkeys((cwd, *roots))),
         record=None if audit is None else audit.write,
     )
+        protected=[
+            os.path.realpath(file) for file in (options.policy, options.audit, record) if file
+        ],
     job = Job(
         argv=argv,
         cwd=cwd,

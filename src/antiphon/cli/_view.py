@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from antiphon import SessionView
+from antiphon.cli._output import as_line
 from antiphon.schema import v1_unstable as v1
 
 if TYPE_CHECKING:
@@ -95,8 +96,13 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def headline(self) -> str:
         """The question in one line."""
-        why = f" ({self.why})" if self.why else ""
-        return f"{_HEADS.get(self.kind, 'The agent asks')}: {self.tool.name}{why}"
+        why = f" ({as_line(self.why)})" if self.why else ""
+        return f"{_HEADS.get(self.kind, 'The agent asks')}: {self.subject}{why}"
+
+    @property
+    def subject(self) -> str:
+        """What it is about, in one line."""
+        return as_line(self.tool.name)
 
 
 class Display(Protocol):
