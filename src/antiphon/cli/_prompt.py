@@ -62,10 +62,10 @@ def run(options: argparse.Namespace) -> int:
         reason=reason,
         roots=tuple(dict.fromkeys((cwd, *roots))),
         record=None if audit is None else audit.write,
-    )
         protected=[
             os.path.realpath(file) for file in (options.policy, options.audit, record) if file
         ],
+    )
     job = Job(
         argv=argv,
         cwd=cwd,
