@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from antiphon import StartError
+from antiphon._process import Child
 from antiphon.services import _bwrap, _launched, _pty
 from antiphon.services._bwrap import Box
 from antiphon.services._confine import Roots
@@ -115,6 +116,26 @@ async def test_a_start_that_takes_for_ever_is_given_up(
     replace_program(monkeypatch, "import time; time.sleep(60)")
     with pytest.raises(StartError, match="ended with no word"):
         await start(root, "true", boxed=boxed, size=size)
+
+
+@WAYS
+async def test_what_stands_before_a_command_sees_nothing_of_its_environment(
+    root: Path, boxed: bool, size: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # bwrap, which is not in the sandbox, would load what LD_PRELOAD says.
+    seen: list[Any] = []
+    real = Child.start
+
+    async def watched(*words: Any, **options: Any) -> Child:
+        seen.append(options["env"])
+        return await real(*words, **options)
+
+    monkeypatch.setattr(Child, "start", watched)
+    monkeypatch.setenv("AGENTS", "1")
+    monkeypatch.setenv("LD_PRELOAD", "")
+    command = await start(root, "true", boxed=boxed, size=size)
+    assert [{"AGENTS", "LD_PRELOAD"} & set(env) for env in seen] == [set()]
+    await let_go(command)
 
 
 @WAYS

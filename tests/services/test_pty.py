@@ -142,12 +142,13 @@ async def test_a_command_that_closes_its_terminal_is_still_watched(
 ) -> None:
     terminals, agent = lent(root, confine=confine)
     os.mkfifo(root / "go")
-    terminal_id = await agent.sh("echo out; exec <&- >&- 2>&-; read line < go; exit 5")
+    script = "echo out; exec <&- >&- 2>&-; read line < go; echo later > /dev/tty; exit 5"
+    terminal_id = await agent.sh(script)
     await agent.until(terminal_id, "out\r\n")
     waiting = asyncio.create_task(agent.wait(terminal_id))
     await asyncio.to_thread((root / "go").write_text, "go\n")
     assert (await waiting).exit_code == 5
-    assert (await agent.output(terminal_id)).output == "out\r\n"
+    assert (await agent.output(terminal_id)).output == "out\r\nlater\r\n"
     await terminals.aclose()
 
 
@@ -187,6 +188,15 @@ async def test_what_reads_gets_an_end_of_file(
     monkeypatch.setattr(_pty, "QUIET", 0.05)
     terminals, agent = lent(root, confine=confine)
     assert await agent.run("cat; read line; echo $?; cat < /dev/tty") == "1\r\n"
+    await terminals.aclose()
+
+
+async def test_what_reads_at_once_gets_it_at_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pty, "QUIET", 60)
+    terminals, agent = lent(root)
+    assert await agent.run("cat") == ""
     await terminals.aclose()
 
 

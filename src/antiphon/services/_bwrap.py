@@ -60,8 +60,6 @@ _HINTS: Final = (
     ("uid map", f"this kernel lets this user make none that holds: see {_SETTINGS}"),
 )
 
-_MACHINE: Final = (b"/proc/sys", b"/proc/sysrq-trigger", b"/proc/irq", b"/proc/bus")
-
 # What has been found to work, by everything that could make a difference.
 _works: set[tuple[str, str, bool]] = set()
 
@@ -168,7 +166,8 @@ class Box:
             words.append(b"--share-net")
         words += self._plan.words(spellings, bound, shown)
         if os.geteuid() == 0:
-            # Root may change modes there for the whole machine. Others cannot, and find it as ever.
+            # What root may write there (sysctls, modes) needs no capability, and changes the whole
+            # machine. Others cannot, and find it as ever.
             words += [b"--remount-ro", b"/proc"]
         return [*words, b"--remount-ro", b"/", b"--chdir", cwd]
 
@@ -217,14 +216,12 @@ class _Plan:
     ) -> list[bytes]:
         mounts: dict[bytes, list[bytes]] = {
             b"/proc": [b"--proc", b"/proc"],
-            # What root may write there needs no capability, and changes the whole machine.
-            **{path: [b"--ro-bind-try", path, path] for path in _MACHINE},
             b"/dev": [b"--dev", b"/dev"],
         }
         for path, mode in self._empty.items():
             if not _below(path, roots):
                 mounts[path] = [b"--perms", mode, b"--tmpfs", path]
-        empty = {b"/", *mounts} - {*_MACHINE}
+        empty = {b"/", *mounts}
         for path in self._system:
             if not _below(path, roots):
                 mounts[path] = [b"--ro-bind", path, path]
