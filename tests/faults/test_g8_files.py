@@ -18,7 +18,8 @@ from msgspec import UNSET
 
 from antiphon._errors import RequestError
 from antiphon.schema import v1_unstable
-from antiphon.services import Files, Terminals
+from antiphon.services import Files, Operation, Terminals
+from antiphon.services._files import HELD
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Generator, Iterator
@@ -474,6 +475,44 @@ async def test_without_a_descriptor_left_nothing_is_taken_for_missing(root: Path
     assert (-32603, "io_error", "EMFILE") in seen
     assert everything(root)[f"{root}/a/b/f"] == "inside"
     assert os.listdir(root / "a" / "b") == ["f"]
+
+
+@pytest.mark.covers("FF-43")
+async def test_however_many_calls_wait_for_a_person_others_find_descriptors(root: Path) -> None:
+    asked: list[Operation] = []
+    go = asyncio.Event()
+
+    async def guard(operation: Operation) -> bool:
+        asked.append(operation)
+        await go.wait()
+        return True
+
+    files = Files(root, guard=guard, guard_reads=True)
+    lowest = os.dup(0)
+    os.close(lowest)
+    with limited(resource.RLIMIT_NOFILE, lowest + 200):
+        waiting = [
+            asyncio.create_task(write(files, root / f"n{number % 300}", str(number)))
+            for number in range(600)
+        ]
+        reading = [asyncio.create_task(read(files, root / "f")) for _ in range(300)]
+        while len(asked) < HELD:
+            await asyncio.sleep(0)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert len(asked) == HELD
+        assert await read(Files(root), root / "f") == "inside"
+        # Those that are given up make room, and leave the order of the others.
+        for task in waiting[:10]:
+            task.cancel()
+        go.set()
+        await asyncio.wait([*waiting, *reading])
+    assert [task for task in waiting if task.cancelled()] == waiting[:10]
+    assert {task.result() for task in reading} == {"inside"}
+    assert all((root / f"n{number}").read_text() == str(number + 300) for number in range(300))
+    # The same service may serve on another loop.
+    await asyncio.to_thread(lambda: asyncio.run(write(files, root / "f", "elsewhere")))
+    assert await read(files, root / "f") == "elsewhere"
 
 
 # --- 44: windows of lines ------------------------------------------------------------------------

@@ -264,6 +264,20 @@ def test_as_many_links_as_the_system_follows_are_followed(root: Path) -> None:
     assert refused(Roots([root]), root / str(MAX_LINKS + 1)) == "too_many_symlinks"
 
 
+def test_links_that_lead_round_and_round_end_before_they_take_long(root: Path) -> None:
+    (root / "d").mkdir()
+    (root / "f").touch()
+    (root / "0").symlink_to("f")
+    for number in range(1, MAX_LINKS):
+        (root / str(number)).symlink_to("d/../" * 600 + str(number - 1))
+    roots = Roots([root])
+    assert reached(roots, root / "3") == f"{root}/f"
+    assert (root / "30").exists()  # the kernel has more time
+    assert refused(roots, root / "30") == "too_many_symlinks"
+    # A path alone may be as long as its bytes allow.
+    assert reached(roots, f"{root}/" + "./" * 1900 + "f") == f"{root}/f"
+
+
 def test_a_root_reached_through_a_link_is_known_by_both_names(root: Path, tmp_path: Path) -> None:
     alias = tmp_path / "alias"
     alias.symlink_to(root)

@@ -35,6 +35,9 @@ __all__ = ["Pins", "Place", "Roots", "not_found", "open_anything", "open_directo
 
 #: Links followed in one path, as in Linux (40). Plain directories are not counted.
 MAX_LINKS: Final = 40
+#: Names passed in one path, those of the links' targets included: forty links could have eighty
+#: thousand, which take a third of a second.
+MAX_STEPS: Final = 4096
 #: Bytes of a path, as in Linux: the agent's own tools could not open a longer one either.
 MAX_PATH_BYTES: Final = 4096
 #: Directories below a root. Each costs a descriptor while the path is walked.
@@ -275,6 +278,7 @@ class _Walk:
         self._ancestors = above
         self._path = path
         self._links = 0
+        self._steps = 0
         self._names: list[bytes] = []
         self._open: list[int] = []
 
@@ -284,6 +288,9 @@ class _Walk:
         trailing = False
         self._restart()
         while todo:
+            self._steps += 1
+            if self._steps > MAX_STEPS:
+                raise refusal("too_many_symlinks", path=self._path)
             name = todo.pop()
             trailing = name in {b"", b"."}
             if trailing:

@@ -48,6 +48,9 @@ ANSWER_BYTES: Final = 16 * MIB - 64 * 1024
 #: Up to this size the work is done on the event loop.
 INLINE_BYTES: Final = 256 * 1024
 _CHUNK: Final = 256 * 1024
+#: Calls that may wait for a guard, an overlay or one another with a place held open, each by a
+#: descriptor; the others wait without one. Most systems give a process 1024.
+HELD: Final = 128
 # Read in one go before others have their turn: about 10 ms.
 _SLICE_CHUNKS: Final = 64
 # What the schema means by line and limit.
@@ -143,6 +146,8 @@ class Files:
         self.overlay = overlay
         self._pins = Pins(roots)
         self._writing: dict[str, asyncio.Future[None]] = {}
+        self._held: asyncio.Semaphore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def writable(self) -> bool:
@@ -177,13 +182,11 @@ class Files:
         """
         line = _count(params.line, 1)
         limit = _count(params.limit, None)
-        with self._pins.roots(ctx).locate(params.path) as place:
-            if self.guard_reads:
-                # Asked first: a refusal by the guard does not tell what is there.
-                await self._ask("read", place, params.path, ctx)
-            source: _Buffer | _Descriptor | None = await self._unsaved(place, params.path)
-            if source is None:
-                source = _Descriptor(_open_regular(place, params.path))
+        if self.guard_reads or self.overlay is not None:
+            async with self._holding():
+                source = await self._source(params.path, ctx)
+        else:
+            source = await self._source(params.path, ctx)
         window = _Window(source, params.path, max(line or 1, 1), limit, self.read_bytes)
         return v1.ReadTextFileResponse(content=await window.read())
 
@@ -213,23 +216,28 @@ class Files:
             content = params.content.encode()
         except UnicodeEncodeError as error:
             raise refusal("not_utf8", path=params.path) from error
-        place = self._pins.roots(ctx).locate(params.path)
+        async with self._holding():
+            await self._write(params.path, params.content, content, ctx)
+        return v1.WriteTextFileResponse()
+
+    async def _write(self, path: str, text: str, content: bytes, ctx: ServiceContext) -> None:
+        place = self._pins.roots(ctx).locate(path)
         handed_over = False
         try:
-            _check_replaceable(place, params.path)
+            _check_replaceable(place, path)
             if place.missing and not self.create_parents:
-                raise not_found(params.path)
+                raise not_found(path)
             turn = _WriteTurn(self._writing, place.path)
             try:
                 await turn.wait()
                 if self.allow_write is None:
-                    await self._ask("write", place, params.path, ctx)
+                    await self._ask("write", place, path, ctx)
                 if (
                     self.overlay is not None
-                    and await _value(self.overlay.write(place.path, params.content)) is True
+                    and await _value(self.overlay.write(place.path, text)) is True
                 ):
-                    return v1.WriteTextFileResponse()
-                work = partial(_replace, place, content, params.path)
+                    return
+                work = partial(_replace, place, content, path)
                 handed_over = True
                 if len(content) <= INLINE_BYTES:
                     work()
@@ -240,7 +248,6 @@ class Files:
         finally:
             if not handed_over:
                 place.close()
-        return v1.WriteTextFileResponse()
 
     async def _ask(
         self, kind: Literal["read", "write"], place: Place, requested: str, ctx: ServiceContext
@@ -256,6 +263,20 @@ class Files:
                 roots=self._pins.named(ctx),
             ),
         )
+
+    def _holding(self) -> asyncio.Semaphore:
+        """Waits until few enough places are held open; for each loop anew."""
+        loop = asyncio.get_running_loop()
+        if self._held is None or self._loop is not loop:
+            self._loop, self._held = loop, asyncio.Semaphore(HELD)
+        return self._held
+
+    async def _source(self, path: str, ctx: ServiceContext) -> _Descriptor | _Buffer:
+        with self._pins.roots(ctx).locate(path) as place:
+            if self.guard_reads:
+                # Asked first: a refusal by the guard does not tell what is there.
+                await self._ask("read", place, path, ctx)
+            return await self._unsaved(place, path) or _Descriptor(_open_regular(place, path))
 
     async def _unsaved(self, place: Place, path: str) -> _Buffer | None:
         if self.overlay is None or place.leaf is None or place.wants_directory:
