@@ -23,7 +23,8 @@ import pytest
 
 from antiphon import Limits, _errors, content
 from antiphon._process import TAIL_BYTES
-from antiphon.services._files import READ_BYTES
+from antiphon.services._confine import MAX_LINKS, MAX_STEPS
+from antiphon.services._files import HELD, READ_BYTES
 from antiphon.services._terminals import IN_ALL, OUTPUT_BYTES, TERMINALS
 
 if TYPE_CHECKING:
@@ -222,6 +223,9 @@ def test_the_limits_are_those_of_the_library() -> None:
     assert [row[1] for row in elsewhere[1:]] == [
         quantity(TAIL_BYTES, "bytes"),
         quantity(READ_BYTES, "bytes"),
+        str(HELD),
+        str(MAX_LINKS),
+        str(MAX_STEPS),
         quantity(OUTPUT_BYTES, "bytes"),
         str(TERMINALS),
         str(IN_ALL),
