@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is for Linux")
 
 
+BWRAP = shutil.which("bwrap")
+
+
 @pytest.fixture(autouse=True)
 def _output_is_heard_of(  # pyright: ignore[reportUnusedFunction]
     monkeypatch: pytest.MonkeyPatch,
@@ -561,8 +564,7 @@ async def test_what_is_visible_and_exchanged_for_a_link_shows_nothing_else(
 async def test_a_bwrap_that_a_command_could_exchange_is_not_used(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = shutil.which("bwrap")
-    fake(root, f'exec {program} "$@"', monkeypatch)
+    fake(root, f'exec {BWRAP} "$@"', monkeypatch)
     terminals, agent = confined(root)
     code, _, data = await error_of(agent.create("true"))
     assert (code, data["reason"]) == (-32602, "cannot_start")
@@ -608,8 +610,11 @@ def fake(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
             "apparmor_restrict_unprivileged_userns",
         ),
         ("echo 'bwrap: Unknown option --bind-fd' >&2; exit 1", "update bubblewrap"),
-        ("exit 7", "it ended with 7 and no word"),
-        ('shift 2; exec "$@"', "makes no sandbox here"),  # runs the command, and confines nothing
+        ("exit 7", "it ended with 7 and nothing that holds"),
+        # One that confines nothing, and two that are real and leave something out.
+        ('shift 2; exec "$@"', "makes no sandbox here"),
+        (f'fd=$2; shift 2; exec {BWRAP} --args $fd --share-net "$@"', "nothing that holds"),
+        (f'fd=$2; shift 2; exec {BWRAP} --args $fd --bind /usr /usr "$@"', "nothing that holds"),
     ],
 )
 def test_a_sandbox_that_cannot_be_made_is_refused_at_once_with_what_is_missing(

@@ -58,7 +58,7 @@ WAYS = pytest.mark.parametrize(
 
 @WAYS
 async def test_a_command_is_started_watched_and_ended(
-    root: Path, boxed: bool, size: tuple[int, int] | None
+    root: Path, boxed: bool, size: tuple[int, int] | None, loop_factory: object
 ) -> None:
     command = await start(root, "sleep", "60", boxed=boxed, size=size)
     assert command.returncode is None

@@ -50,7 +50,7 @@ def lent(root: Path, **options: Any) -> tuple[Terminals, Agent]:
 
 
 async def test_a_command_has_a_terminal_of_its_own_of_the_size_asked_for(
-    root: Path, confine: Any
+    root: Path, confine: Any, loop_factory: object
 ) -> None:
     terminals, agent = lent(root, pty=(7, 33), confine=confine)
     script = "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && stty size && : < /dev/tty && echo theirs; exit 3"

@@ -184,6 +184,28 @@ async def test_a_kill_ends_the_whole_tree(agent: Agent, script: str) -> None:
     await agent.release(terminal_id)
 
 
+@pytest.mark.covers("FF-35")
+@pytest.mark.parametrize("script", ["sleep 60 & echo $!; wait", "sleep 60 & echo $!"])
+async def test_a_release_ends_the_whole_tree(agent: Agent, script: str) -> None:
+    terminal_id = await agent.sh(script)
+    await agent.until(terminal_id, "\n")
+    child = psutil.Process(int((await agent.output(terminal_id)).output))
+    await agent.release(terminal_id)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.covers("FF-35")
+async def test_a_daemon_outside_of_a_sandbox_is_not_followed(agent: Agent) -> None:
+    # Documented, and what `confine` is for.
+    terminal_id = await agent.sh("setsid sh -c 'echo $$; exec sleep 60' & wait")
+    await agent.until(terminal_id, "\n")
+    daemon = psutil.Process(int((await agent.output(terminal_id)).output))
+    await agent.release(terminal_id)
+    assert daemon.is_running()
+    daemon.kill()
+    daemon.wait(10)
+
+
 async def test_what_a_child_writes_after_the_exit_is_kept_too(agent: Agent, root: Path) -> None:
     os.mkfifo(root / "go")
     terminal_id = await agent.sh("(cat go; echo later) & echo first")

@@ -1,7 +1,7 @@
 """What a command sees and may change when it runs in bubblewrap: the mounts, and whether they work here.
 
 The system is read-only, the roots are writable, everything else is not there: no home but an empty
-one, no sockets of the session, no other processes, no network. Leaves the process in it to
+one (unless a root contains it), no sockets of the session, no other processes, no network. Leaves the process in it to
 `_launched` and `_inside`, its environment but for what names a hidden place to `_terminals`.
 
 What is shown of the system is a list, so that what nobody has thought of is hidden. Roots are bound
@@ -46,7 +46,12 @@ SESSION_VARIABLES: Final = (
 #: A sandbox is made within some 30 ms; one that is not is none.
 PROBE_SECONDS: Final = 10.0
 
-_PROBE: Final = "import os; print(os.getpid(), os.path.isdir('/tmp/bound/bin'))"
+# It is the first process, what was bound by descriptor is there, the system cannot be written.
+_PROBE: Final = """
+import os
+print(os.getpid(), os.path.isdir("/tmp/bound/bin"), os.statvfs("/usr").f_flag & os.ST_RDONLY)
+print(os.readlink("/proc/self/ns/net"))
+"""
 _SETTINGS: Final = (
     "user.max_user_namespaces, kernel.unprivileged_userns_clone,"
     " kernel.apparmor_restrict_unprivileged_userns"
@@ -133,10 +138,12 @@ class Box:
             raise NotImplementedError(f'confine="bwrap": {self.program}: {error}') from error
         finally:
             os.close(usr)
-        if done.returncode == 0 and done.stdout.split() == [b"1", b"True"]:
+        *facts, network = [*done.stdout.decode("utf-8", "replace").split(), ""][:4]
+        own = network != os.readlink("/proc/self/ns/net")
+        if done.returncode == 0 and facts == ["1", "True", "1"] and own != self.network:
             return
         said = done.stderr.decode("utf-8", "replace").strip().replace("\n", "; ")
-        said = said or f"it ended with {done.returncode} and no word"
+        said = said or f"it ended with {done.returncode} and nothing that holds"
         hint = next((hint for word, hint in _HINTS if word in said), None)
         text = f'confine="bwrap": {self.program} makes no sandbox here: {said}'
         raise NotImplementedError(text + (f" ({hint})" if hint else ""))
