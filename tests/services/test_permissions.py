@@ -678,6 +678,16 @@ async def test_an_allowed_request_covers_exactly_what_it_names_once(
     assert granted == expected
 
 
+async def test_what_was_granted_answers_no_further_request() -> None:
+    log = Log()
+    permissions = Permissions(ask=once([]), on_decision=log)
+    for expected in ("once", "no"):
+        outcome = await grant(permissions, kind="edit", content=[DIFF])
+        assert outcome.option_id == expected
+    assert [decision.by for decision in log.decisions] == ["asked", "asked"]
+    assert await permissions.guard(write())
+
+
 async def test_a_request_that_was_not_allowed_covers_nothing() -> None:
     for answer in (False, None):
         answers: list[Any] = [True, answer]

@@ -105,7 +105,9 @@ def model_of_a_rule(rule: Rule, of: Call) -> str:
                 or (not allows and glob == program.rpartition("/")[2])
                 for glob in rule.command
             )
-            if not fits and (allows or program != "/bin/sh"):
+            # Bare, it may be found in any directory.
+            may_be = "/bin/*" in rule.command and "/" not in program
+            if not fits and (allows or not (program == "/bin/sh" or may_be)):
                 return "no"
             perhaps = perhaps or not fits
     covered = [plain_globs(rule.env, name) for name in of.env]
@@ -289,6 +291,14 @@ def test_a_rule_that_forbids_a_program_makes_what_runs_others_unclear() -> None:
     assert decision(rules[::-1], call(kind="execute", command=SHELL)) == "allow"
 
 
+def test_a_bare_name_may_be_the_program_that_a_rule_forbids_by_its_path() -> None:
+    rules = [Rule("deny", command="/usr/bin/rm"), Rule("allow", kind="execute")]
+    assert decision(rules, call(kind="execute", command=("/usr/bin/rm", "x"))) == "deny"
+    assert decision(rules, call(kind="execute", command=("rm", "x"))) == "ask"
+    assert decision(rules, call(kind="execute", command=("ls", "x"))) == "allow"
+    assert decision(rules, call(kind="execute", command=("/bin/rm", "x"))) == "allow"
+
+
 def test_roots_through_links_are_known_by_both_names() -> None:
     of = call(
         kind="edit",
@@ -308,8 +318,11 @@ def test_where_case_is_nothing_it_slips_past_no_denial(monkeypatch: pytest.Monke
     assert decision([Rule("deny", path="**/.env")], of) == "ask"
     monkeypatch.setattr(rules_module, "_CASE_IS_NOTHING", True)
     assert decision([Rule("deny", path="**/.env")], of) == "deny"
+    loud = call(kind="execute", command=("RM", "x"))
+    assert decision([Rule("deny", command="rm")], loud) == "deny"
     # What is allowed is still exactly that.
     assert decision([Rule("allow", path="**/.env")], of) == "ask"
+    assert decision([Rule("allow", command="rm")], loud) == "ask"
 
 
 def test_the_home_in_a_rule_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,6 +405,7 @@ def of_request(**tool: Any) -> Call:
         ("git ~", ("/bin/sh", "-c", "git ~")),
         ("git *", ("/bin/sh", "-c", "git *")),
         ("git #", ("/bin/sh", "-c", "git #")),
+        ("-x git", ("/bin/sh", "-c", "-x git")),
         ("gıt status", ("/bin/sh", "-c", "gıt status")),
         ("git\u00a0status", ("/bin/sh", "-c", "git\u00a0status")),
         ({"command": "git status"}, ("git", "status")),

@@ -431,10 +431,12 @@ class _Matcher:
         self._cwd = _paths("cwd", rule.cwd, home, folding)
         commands = _strings("command", rule.command)
         self._command = bool(commands)
-        self._names = _texts("command", [glob for glob in commands if "/" not in glob])
-        self._programs = _paths(
-            "command", [glob for glob in commands if "/" in glob], home, folding
-        )
+        named = [glob for glob in commands if "/" not in glob]
+        placed = [glob for glob in commands if "/" in glob]
+        self._names = _texts("command", named, folding)
+        self._programs = _paths("command", placed, home, folding)
+        # Which bare names could be one of these programs, where a shell or the system finds it.
+        self._found = _texts("command", [glob.rpartition("/")[2] for glob in placed], folding)
         self._args: list[Callable[[str], bool]] | None = None
         self._any_rest = False
         if rule.args is not None:
@@ -488,8 +490,8 @@ class _Matcher:
                     return False
                 unclear = True
             elif not self._fits_command(facts):
-                # A line may do anything, whatever it begins with.
-                if allows or not facts.runs_others:
+                # A line may do anything, whatever it begins with; a bare name may be any program.
+                if allows or not (facts.runs_others or self._could_be(call.command)):
                     return False
                 unclear = True
         if self._cwd:
@@ -524,6 +526,9 @@ class _Matcher:
             return False
         return all(glob(word) for glob, word in zip(self._args, given, strict=False))
 
+    def _could_be(self, words: Sequence[str]) -> bool:
+        return bool(words) and "/" not in words[0] and any(glob(words[0]) for glob in self._found)
+
     def _fits_env(self, call: Call) -> bool:
         if not self._env:
             return not (self._allows and self._command and call.env)
@@ -551,9 +556,9 @@ def _strings(key: str, value: object) -> list[str]:
     return cast("list[str]", found)
 
 
-def _texts(key: str, value: object) -> list[Callable[[str], bool]]:
+def _texts(key: str, value: object, folding: bool = False) -> list[Callable[[str], bool]]:  # noqa: FBT001, FBT002
     try:
-        return [text_glob(glob) for glob in _strings(key, value)]
+        return [text_glob(glob, ignore_case=folding) for glob in _strings(key, value)]
     except GlobError as error:
         raise PolicyError(str(error), key=key) from error
 
