@@ -640,6 +640,7 @@ DIFF = {"type": "diff", "path": "/w/a", "newText": "x"}
         ),
         ({"kind": "edit", "rawInput": {"path": "a"}}, [write()], [True]),
         ({"kind": "edit", "content": [DIFF]}, [write(session_id="s2")], [False]),
+        ({"kind": "edit", "content": [DIFF]}, [write(roots=())], [False]),
         # Where a change is shown, a mere location is not.
         (
             {"kind": "edit", "content": [DIFF], "locations": [{"path": "/w/b"}]},
@@ -1179,7 +1180,11 @@ async def test_a_lie_about_the_kind_is_told_and_opens_nothing(tmp_path: Path) ->
     permissions = Permissions([Rule("allow", kind="think")], on_decision=log)
     client = Client(files=Files(), terminals=Terminals(), permissions=permissions)
     async with opened(client, tmp_path) as (_, raw):
-        lie: dict[str, Any] = {"kind": "think", "title": "Think", "locations": [{"path": f"{tmp_path}/a"}]}
+        lie: dict[str, Any] = {
+            "kind": "think",
+            "title": "Think",
+            "locations": [{"path": f"{tmp_path}/a"}],
+        }
         answer = await raw.ask("session/request_permission", asking(**lie))
         assert answer["result"]["outcome"] == selected("once")
         params = {"sessionId": "s1", "path": f"{tmp_path}/a", "content": ""}
