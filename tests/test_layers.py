@@ -76,6 +76,11 @@ ARROWS: dict[str, dict[str, str]] = {
         "schema": "the method table says what overriding implies",
     },
     "_loops": {},
+    "login": {
+        "_errors": "a program that cannot be started is a StartError",
+        "_launch": "the same program in the same environment as for spawn",
+        "schema": "the method, in annotations",
+    },
     "_recording": {
         "_errors": "what a recording function raises must not reach the connection",
     },
@@ -148,6 +153,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "_connect": "a module that `antiphon run` imports must not serve itself meanwhile",
         "_errors": "exit codes by exception, without loading more",
         "_version": "--version",
+        "login": "a terminal login",
         "schema": "showing updates",
         "services": "lending files and terminals",
         "transports": "securing the streams before a user's module is imported",

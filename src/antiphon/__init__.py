@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         ToolCallView,
         Turn,
         Update,
+        UrlElicitation,
         extension,
     )
 
@@ -117,6 +118,7 @@ __all__ = [
     "TurnOver",
     "UnknownUpdate",
     "Update",
+    "UrlElicitation",
     "VersionMismatch",
     "__version__",
     "connect",
@@ -161,6 +163,7 @@ _HOMES = {
     "ToolCallView": "sessions",
     "Turn": "sessions",
     "Update": "sessions",
+    "UrlElicitation": "sessions",
     "extension": "sessions",
 }
 

@@ -22,6 +22,7 @@ from antiphon import (
     LocalProtocolError,
     MethodNotFound,
     NotInitialized,
+    PromptOutcome,
     RemoteProtocolError,
     RequestError,
     RequestTimeout,
@@ -396,6 +397,42 @@ async def test_a_terminal_login_is_never_sent() -> None:
         assert request["params"] == {"methodId": "k"}
         raw.answer(request, None)
         await signing
+
+
+@pytest.mark.covers("R1-150")
+async def test_after_a_logout_a_running_session_may_fail_and_go_on_after_the_next_login() -> None:
+    methods = [{"id": "k", "name": "K"}]
+    async with raw_agent(capabilities=EVERYTHING, initialized={"authMethods": methods}) as (
+        peer,
+        raw,
+    ):
+        opening = asyncio.ensure_future(_new_session(peer))
+        raw.answer(await raw.wait("session/new"), {"sessionId": "s"})
+        session = await opening
+        leaving = asyncio.create_task(peer.logout())
+        raw.answer(await raw.wait("logout"), {})
+        await leaving
+
+        prompting = asyncio.ensure_future(_prompt(session))
+        raw.refuse(await raw.wait("session/prompt"), -32000)
+        with pytest.raises(AuthRequired):
+            await prompting
+        assert peer.sessions["s"] is session
+
+        signing = asyncio.create_task(peer.authenticate("k"))
+        raw.answer(await raw.wait("authenticate"), {})
+        await signing
+        prompting = asyncio.ensure_future(_prompt(session))
+        raw.answer(await raw.wait("session/prompt", 2), {"stopReason": "end_turn"})
+        assert (await prompting).stop_reason == "end_turn"
+
+
+async def _new_session(peer: AgentPeer) -> Session:
+    return await peer.new_session(cwd="/")
+
+
+async def _prompt(session: Session) -> PromptOutcome:
+    return await session.prompt("x")
 
 
 @pytest.mark.covers("R1-14", "FF-18")

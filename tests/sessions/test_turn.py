@@ -23,8 +23,9 @@ from antiphon import (
     RequestError,
     Turn,
     TurnOver,
+    UrlElicitation,
 )
-from antiphon.schema import v1, v1_unstable
+from antiphon.schema import Unknown, v1, v1_unstable
 from antiphon.testing import RawPeer, raw_client
 from tests.sessions.pairs import Wire, joined
 
@@ -616,6 +617,53 @@ async def test_a_form_that_the_client_cancels_by_itself_is_its_error() -> None:
         session.raw.refuse(await session.raw.wait("elicitation/create"), -32800)
         assert await session.reason() == "end_turn"
         assert [error.code for error in errors] == [-32800]
+
+
+@pytest.mark.covers("R1-128", "R1-134", "R1-140")
+async def test_an_address_is_asked_for_and_completed_once_if_it_was_accepted() -> None:
+    outcomes: list[Any] = []
+    links: list[UrlElicitation] = []
+
+    async def act(turn: Turn) -> None:
+        for _ in range(4):
+            link = await turn.elicit_url("Look", "https://example.com/")
+            links.append(link)
+            outcomes.append((link.accepted, link.answer))
+            await link.complete()
+            await link.complete()
+        with pytest.raises(CapabilityError):
+            await turn.elicit("Name?", v1.ElicitationSchema(properties={}))
+
+    async with prompted(act, {"elicitation": {"url": {}}}) as session:
+        raw = session.raw
+        for number, action in enumerate(("accept", "decline", "cancel", "later"), 1):
+            request = await raw.wait("elicitation/create", number)
+            assert request["params"]["url"] == "https://example.com/"
+            assert "sessionId" in request["params"]
+            raw.answer(request, {"action": action})
+        assert await session.reason() == "end_turn"
+        done = raw.sent("elicitation/complete")
+
+    assert [accepted for accepted, _ in outcomes] == [True, False, False, False]
+    assert isinstance(outcomes[3][1], Unknown)
+    assert [frame["params"] for frame in done] == [{"elicitationId": links[0].elicitation_id}]
+    assert len({link.elicitation_id for link in links}) == 4
+    assert all(len(link.elicitation_id) > 20 for link in links)
+    assert [repr(link).endswith(", accepted>") for link in links] == [True, False, False, False]
+
+
+async def test_an_address_that_is_open_at_cancellation_counts_as_cancelled() -> None:
+    answers: list[bool] = []
+
+    async def act(turn: Turn) -> None:
+        answers.append((await turn.elicit_url("Look", "https://x/", elicitation_id="e")).accepted)
+
+    async with prompted(act, {"elicitation": {"url": {}}}) as session:
+        asked = await session.raw.wait("elicitation/create")
+        assert asked["params"]["elicitationId"] == "e"
+        session.raw.send(session.cancel())
+        assert await session.reason() == "cancelled"
+        assert answers == [False]
 
 
 @pytest.mark.covers("R1-134")

@@ -26,6 +26,7 @@ Antiphon speaks the Agent Client Protocol, in both roles.
   antiphon demo                      watch an agent and a client run a whole turn
   antiphon prompt --agent CMD TEXT   ask any ACP agent something
   antiphon policy test FILE --call … try out what a policy allows an agent
+  antiphon login --agent CMD         sign in to an agent that wants it
   antiphon run MODULE:AGENT          serve your own agent to an editor
   antiphon rules                     one page: how to write agents and clients with this library
 """
@@ -93,6 +94,23 @@ _JSON_HELP = (
     'one JSON object a line on standard output: {"type": "update", …} for each update, '
     'exactly as on the wire, and last {"type": "result", …}'
 )
+
+
+_LOGIN_ABOUT = """\
+Sign in to an agent. Its own ways are carried out by the agent, which may ask you for a form or to
+open a web page; for a terminal way the same program is run once more, here. Afterwards a session is
+opened to see whether it worked.
+"""
+
+_LOGIN_CODES = """\
+exit codes:
+  0    you are signed in: the agent opened a session
+  2    the command line is wrong, or there are several ways and no terminal to ask on
+  3    the agent could not be started, or died
+  4    you are not signed in: refused, given up, or the program ended with another exit code than 0
+  5    --timeout was met
+  130  interrupted
+"""
 
 
 class UsageError(Exception):
@@ -247,6 +265,33 @@ def _parser() -> argparse.ArgumentParser:
     actions = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_policy_test(actions.add_parser("test", help="say what it decides, and by which rule"))
 
+    login = add("login", _login, "sign in to an agent")
+    login.description = _LOGIN_ABOUT
+    login.epilog = _LOGIN_CODES
+    login.add_argument(
+        "--agent", metavar='"CMD ARGS"', required=True, help="how to start the agent, in one word"
+    )
+    login.add_argument("--method", metavar="ID", help="which way to go (default: asks)")
+    login.add_argument(
+        "--cwd", metavar="DIR", default=".", help="where the agent is started (default: here)"
+    )
+    login.add_argument(
+        "--env",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="set a variable in the agent's environment; may be repeated",
+    )
+    login.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="S",
+        help="give up after S seconds; what runs on the terminal is not bounded",
+    )
+    login.add_argument(
+        "--verbose", action="store_true", help="show the agent's standard error as it comes"
+    )
+
     run = add("run", _run, "serve an agent of your own on standard input and output")
     run.description = (
         "Import MODULE with the current folder first on the path and serve AGENT: an Agent, a class\n"
@@ -337,6 +382,12 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _prompt(options: argparse.Namespace) -> int:
     from antiphon.cli._prompt import run
+
+    return run(options)
+
+
+def _login(options: argparse.Namespace) -> int:
+    from antiphon.cli._login import run
 
     return run(options)
 

@@ -62,6 +62,29 @@ class PlainAsker:
         finally:
             os.close(terminal)
 
+    async def line(self, default: str, *, fresh: bool) -> str | None:
+        """A typed line; an empty one is `default`, and "-" is none. None at end of input."""
+        terminal = _open_terminal()
+        if terminal is None:
+            return None
+        if fresh:
+            forget_typed(terminal)
+        try:
+            tell(f"[{readable(default)}, or - for nothing] > " if default else "> ")
+            line = await _read_line(terminal)
+        finally:
+            os.close(terminal)
+        if line is None:
+            tell("\n")
+            return None
+        line = line.removesuffix("\n").removesuffix("\r")
+        return (line or default) if line.strip() != "-" or not default else ""
+
+    def show(self, text: str, style: str = "") -> None:
+        """Lines on standard error; there are no styles."""
+        del style
+        tell(f"{readable(text)}\n")
+
 
 def _options(question: Question) -> str:
     labels = [name for _, name, _ in question.options]

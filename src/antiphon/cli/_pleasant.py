@@ -25,6 +25,7 @@ from prompt_toolkit.layout import Layout, Window
 from prompt_toolkit.layout.controls import FormattedTextControl
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
+from prompt_toolkit.shortcuts import PromptSession
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markdown import Markdown
@@ -381,6 +382,27 @@ class PleasantAsker:
         menu = _Menu(question)
         return await menu.application.run_async(handle_sigint=False, set_exception_handler=False)
 
+    async def line(self, default: str, *, fresh: bool) -> str | None:
+        """A line to edit, with `default` in it. None for Ctrl-D in an empty one, and for Ctrl-C."""
+        if fresh:
+            forget_typed(sys.stdin.fileno())
+        keys = KeyBindings()
+        keys.add("c-c", eager=True)(_interrupt)
+        keys.add("c-d", eager=True)(_leave)
+        session: PromptSession[str] = PromptSession(
+            key_bindings=keys, output=_menu_output(), enable_open_in_editor=False
+        )
+        text: str | None = await session.prompt_async(
+            "❯ ", default=readable(default), handle_sigint=False, set_exception_handler=False
+        )
+        return text
+
+    def show(self, text: str, style: str = "") -> None:
+        """Lines on standard error, one address on one line whatever the width."""
+        console = Console(file=sys.stderr, highlight=False)
+        with contextlib.suppress(OSError, ValueError):
+            console.print(Text(readable(text), style), soft_wrap=True)
+
 
 class _Menu:
     def __init__(self, question: Question) -> None:
@@ -397,7 +419,7 @@ class _Menu:
         # Whoever types "n" and Enter by habit must not have taken what the marker stood at.
         for name in ("escape", "c-d", "n", "N"):
             keys.add(name, eager=True)(self._refuse)
-        keys.add("c-c", eager=True)(self._interrupt)
+        keys.add("c-c", eager=True)(_interrupt)
         self.application: Application[str | None] = Application(
             layout=Layout(Window(FormattedTextControl(self._lines, focusable=True), height=None)),
             key_bindings=keys,
@@ -434,10 +456,15 @@ class _Menu:
     def _refuse(self, event: KeyPressEvent) -> None:
         event.app.exit(result=None)
 
-    def _interrupt(self, event: KeyPressEvent) -> None:
-        # In this mode the key is no signal; the run has one handler for both.
-        event.app.exit(result=None)
-        signal.raise_signal(signal.SIGINT)
+
+def _interrupt(event: KeyPressEvent) -> None:
+    # In this mode the key is no signal; the run has one handler for both.
+    event.app.exit(result=None)
+    signal.raise_signal(signal.SIGINT)
+
+
+def _leave(event: KeyPressEvent) -> None:
+    event.app.exit(result=None)
 
 
 def _menu_output() -> Vt100_Output:

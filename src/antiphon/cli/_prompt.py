@@ -22,18 +22,19 @@ if TYPE_CHECKING:
     import argparse
 
     from antiphon.cli._audit import Audit
-    from antiphon.cli._decide import Asker
-    from antiphon.services import Permissions
+    from antiphon.cli._decide import Asker, Decider
+    from antiphon.cli._view import View
+    from antiphon.services import Elicitation, Permissions
 
-__all__ = ["demo_agent_command", "folder", "folders", "run"]
+__all__ = ["agent_command", "agent_environment", "demo_agent_command", "folder", "folders", "run"]
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the turn; the exit codes are `_outcome`'s."""
-    argv = _agent_command(options.agent)
+    argv = agent_command(options.agent, "prompt")
     cwd, roots = folders(options)
     record = _record(options.record)
-    env = _environment(options.env_policy, options.env)
+    env = agent_environment(options.env_policy, options.env, "prompt")
     permissions, asker, reason = _permissions(options)
     audit = _audit(options.audit)
     output = Output()
@@ -81,12 +82,30 @@ def run(options: argparse.Namespace) -> int:
         as_json=options.json,
     )
     try:
-        outcome = Run(job, output=output, view=view, decider=decider).play()
+        run_ = Run(
+            job,
+            output=output,
+            view=view,
+            decider=decider,
+            elicitation=_elicitation(view, decider, argv),
+        )
+        outcome = run_.play()
     finally:
         display.close()
         if audit is not None:
             audit.close()
     return report(outcome, output=output, as_json=options.json, with_text=True)
+
+
+def _elicitation(view: View, decider: Decider, argv: list[str]) -> Elicitation | None:
+    """Somebody to ask what the agent wants to know; without a terminal nothing is offered."""
+    if not can_ask():
+        return None
+
+    from antiphon.cli._elicit import Elicit
+    from antiphon.cli._show import choose_asker
+
+    return Elicit(view.display, choose_asker(), decider.turn, shlex.join(argv)).service()
 
 
 def _permissions(options: argparse.Namespace) -> tuple[Permissions, Asker | None, str]:
@@ -134,20 +153,21 @@ def folders(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
     return folder(options.cwd), tuple(roots)
 
 
-def _agent_command(text: str | None) -> list[str]:
+def agent_command(text: str | None, command: str) -> list[str]:
+    """The agent's words; None is the demo agent. Raises `UsageError` for what are none."""
     if text is None:
         return demo_agent_command()
     try:
         argv = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"antiphon prompt: --agent {text!r}: {error}") from None
+        raise UsageError(f"antiphon {command}: --agent {text!r}: {error}") from None
     if not argv:
-        raise UsageError("antiphon prompt: --agent is empty")
+        raise UsageError(f"antiphon {command}: --agent is empty")
     return argv
 
 
-def _environment(policy: str, added: list[str]) -> dict[str, str] | None:
-    """The agent's whole environment; None for ours as it is."""
+def agent_environment(policy: str, added: list[str], command: str) -> dict[str, str] | None:
+    """The agent's whole environment; None for ours as it is. Raises `UsageError`."""
     if policy == "inherit" and not added:
         return None
 
@@ -155,7 +175,7 @@ def _environment(policy: str, added: list[str]) -> dict[str, str] | None:
 
     words = [text.partition("=") for text in added]
     if odd := [name for name, equals, _ in words if not (name and equals)]:
-        raise UsageError(f"antiphon prompt: --env {odd[0]!r} is no NAME=VALUE")
+        raise UsageError(f"antiphon {command}: --env {odd[0]!r} is no NAME=VALUE")
     extra = {name: value for name, _, value in words}  # of a name that comes twice, the last counts
     return {**os.environ, **extra} if policy == "inherit" else inherit_env(**extra)
 

@@ -14,7 +14,7 @@ from antiphon.cli._output import is_terminal
 from antiphon.cli._plain import Plain, Quiet
 
 if TYPE_CHECKING:
-    from antiphon.cli._decide import Asker
+    from antiphon.cli._elicit import Person
     from antiphon.cli._output import Output
     from antiphon.cli._view import Display
 
@@ -44,7 +44,7 @@ def choose_display(
     return Plain(output, aside, cwd=cwd)
 
 
-def choose_asker() -> Asker:
+def choose_asker() -> Person:
     """Somebody to put questions to a person."""
     if _is_lively(sys.stderr) and _is_lively(sys.stdin):
         try:

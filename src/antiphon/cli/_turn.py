@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import threading
 import time
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from antiphon.cli._decide import Decider
     from antiphon.cli._output import Output
     from antiphon.cli._view import View
+    from antiphon.services import Elicitation
 
 __all__ = ["Job", "Run", "report"]
 
@@ -77,6 +79,7 @@ class Run:
         output: Output,
         view: View,
         decider: Decider,
+        elicitation: Elicitation | None = None,
         afterwards: Callable[[Outcome], Awaitable[None]] | None = None,
         on_update: Callable[[Update], None] | None = None,
     ) -> None:
@@ -85,6 +88,7 @@ class Run:
         self._output = output
         self._view = view
         self._decider = decider
+        self._elicitation = elicitation
         self._afterwards = afterwards
         self._on_update = on_update
         self._main: asyncio.Task[None] | None = None
@@ -244,6 +248,7 @@ class Run:
             if job.lends_terminals
             else None,
             permissions=decider.permission,
+            elicitation=self._elicitation,
             on_update=self._update,
         )
         # `self._stop` has waited already for an answer to `session/cancel`.
@@ -374,4 +379,5 @@ def _ways_to_log_in(agent: AgentPeer, argv: list[str]) -> str:
         lines.append(f"  - {method.name} [{method.id}]{about}")
     if not lines:
         return "It names no way to log in; see its own documentation."
-    return "\n".join(["Its ways to log in:", *lines, "Log in with the agent's own tools first."])
+    how = f"Log in with: antiphon login --agent {shlex.quote(shlex.join(argv))}"
+    return "\n".join(["Its ways to log in:", *lines, how])

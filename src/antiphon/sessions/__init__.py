@@ -12,7 +12,7 @@ from antiphon.sessions._extension import Extensions, extension, find_extensions
 from antiphon.sessions._inbox import Observer, Subscription
 from antiphon.sessions._session import PromptOutcome, PromptTurn, Session
 from antiphon.sessions._terminal import ExitStatus, Terminal
-from antiphon.sessions._turn import PermissionAnswer, ToolCallVerbs, Turn
+from antiphon.sessions._turn import PermissionAnswer, ToolCallVerbs, Turn, UrlElicitation
 from antiphon.sessions._update import Label, Update
 from antiphon.sessions._view import CompactionView, MessageView, SessionView, ToolCallView
 
@@ -40,6 +40,7 @@ __all__ = [
     "ToolCallView",
     "Turn",
     "Update",
+    "UrlElicitation",
     "as_observer",
     "extension",
     "find_extensions",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import msgspec
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from antiphon.sessions._agent_session import AgentSession
     from antiphon.sessions._client_peer import ClientPeer
 
-__all__ = ["PermissionAnswer", "ToolCallVerbs", "Turn"]
+__all__ = ["PermissionAnswer", "ToolCallVerbs", "Turn", "UrlElicitation"]
 
 log = logging.getLogger("antiphon.agent")
 
@@ -61,6 +62,41 @@ class PermissionAnswer(msgspec.Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return self.allowed
+
+
+class UrlElicitation:
+    """What came of `Turn.elicit_url`.
+
+    Attributes:
+        elicitation_id: its id.
+        answer: the client's: accept, decline, cancel, or one of a future kind.
+        accepted: whether the user agreed to open the address; everything else is a no.
+    """
+
+    def __init__(
+        self, peer: ClientPeer, elicitation_id: str, answer: v1_unstable.CreateElicitationResponse
+    ) -> None:
+        self._peer = peer
+        self.elicitation_id = elicitation_id
+        self.answer = answer
+        self.accepted = isinstance(answer, v1.ElicitationAcceptAction)
+        self._completed = False
+
+    def __repr__(self) -> str:
+        accepted = "accepted" if self.accepted else "not accepted"
+        return f"<UrlElicitation {self.elicitation_id!r}, {accepted}>"
+
+    async def complete(self) -> None:
+        """Tell the client that it is done (`elicitation/complete`); also after the turn.
+
+        Sent once, and not at all for an address that was not accepted. Raises `ConnectionClosed`.
+        """
+        if self._completed or not self.accepted:
+            return
+        self._completed = True
+        await self._peer.notify(
+            v1.CompleteElicitationNotification(elicitation_id=self.elicitation_id)
+        )
 
 
 class Turn:
@@ -454,6 +490,41 @@ class Turn:
         )
         response: v1_unstable.CreateElicitationResponse | None = await self._ask(params)
         return v1.ElicitationCancelAction() if response is None else response
+
+    async def elicit_url(
+        self, message: str, url: str, *, elicitation_id: str | None = None
+    ) -> UrlElicitation:
+        """Ask the user to open a web address, for what must not go through the client (R1-132).
+
+        ::
+
+            link = await turn.elicit_url("Connect your account", "https://example.com/connect?s=…")
+            if link.accepted:
+                await my_account_is_connected()
+                await link.complete()
+
+        Accepted means that the user agreed to open it; what became of it, your server knows. Use https
+        and put no secret into the address (R1-137). A turn that is cancelled or over gives "cancel" at
+        once, and withdraws a question that is open.
+
+        Args:
+            message: why.
+            url: absolute.
+            elicitation_id: unique among those that are open; by default one that nobody can guess
+                (R1-140).
+
+        Raises:
+            CapabilityError: the client opens no addresses (R1-128).
+            RequestError: it refused.
+        """
+        if elicitation_id is None:
+            elicitation_id = secrets.token_urlsafe(16)
+        params = v1.ElicitationUrlMode(
+            message=message, url=url, elicitation_id=elicitation_id, session_id=self.session_id
+        )
+        response: v1_unstable.CreateElicitationResponse | None = await self._ask(params)
+        answer = v1.ElicitationCancelAction() if response is None else response
+        return UrlElicitation(self.peer, elicitation_id, answer)
 
     # -------------------------------------------------------------- cancellation, subtasks
 
