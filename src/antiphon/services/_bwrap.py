@@ -20,7 +20,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import sysconfig
 from typing import TYPE_CHECKING, Final
 
 from antiphon._launch import inherit_env
@@ -307,6 +306,8 @@ def _needed_by(python: str) -> Iterator[bytes]:
     yield os.fsencode(python)
     if python == os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable):
         yield os.fsencode(os.path.dirname(os.__file__))
+        import sysconfig  # slow, and needed nowhere else
+
         library = os.path.join(
             sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or ""
         )

@@ -13,7 +13,6 @@ import functools
 import os
 import socket
 import sys
-from importlib import resources
 from typing import TYPE_CHECKING, Final, Protocol
 
 from antiphon._descriptors import open_reader, open_writer
@@ -411,4 +410,6 @@ def directory_name(place: Place) -> str:
 
 @functools.cache
 def _program() -> bytes:
+    from importlib import resources  # slow, and needed nowhere else
+
     return resources.files("antiphon.services").joinpath("_inside.py").read_bytes()
