@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -399,28 +400,83 @@ async def test_a_file_that_may_not_be_written_is_not_replaced(
     assert (root / "f").read_text() == "old"
 
 
-@pytest.mark.parametrize("uid", [0, 4711])
-async def test_the_owner_is_kept_where_that_is_allowed(
-    root: Path, uid: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "allowed", "mode"),
+    [
+        # The file's own owner and group, whether the whole and whether the group can be kept.
+        ((0, 0), "nothing", 0o664),
+        ((4711, 0), "nothing", 0o664),
+        ((4711, 42), "all", 0o664),
+        ((4711, 42), "group", 0o664),
+        ((0, 42), "all", 0o664),
+        ((4711, 42), "nothing", 0o644),  # of "rw-rw-r--" what others may
+        ((0, 42), "nothing", 0o644),
+    ],
+)
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL, errno.ENOTSUP])
+async def test_owner_and_group_are_kept_where_that_is_allowed_and_no_other_group_gains(
+    root: Path,
+    owner: tuple[int, int],
+    allowed: str,
+    mode: int,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (root / "f").write_text("old")
+    (root / "f").chmod(0o664)
     given: list[tuple[int, int]] = []
     real_fstat = os.fstat
 
     def owned(fd: int) -> os.stat_result:
         status = real_fstat(fd)
-        return os.stat_result((*status[:4], uid if status.st_size else 0, *status[5:10]))
+        ids = owner if status.st_size else (0, 0)
+        return os.stat_result((*status[:4], *ids, *status[6:10]))
 
-    def fchown(fd: int, owner: int, group: int) -> None:
-        given.append((owner, group))
-        raise PermissionError(1, "only root may")
+    def fchown(fd: int, *ids: int) -> None:
+        if allowed == "all" or (allowed == "group" and ids[0] == -1):
+            given.append((ids[0], ids[1]))
+        else:
+            raise OSError(number, "not yours")
 
     files = Files(root)
     monkeypatch.setattr(os, "fstat", owned)
     monkeypatch.setattr(os, "fchown", fchown)
     await write(files, root / "f", "")
-    assert [owner for owner, _ in given] == ([] if uid == 0 else [uid])
+    expected = {"nothing": [], "all": [owner], "group": [(-1, owner[1])]}
+    assert given == expected[allowed]
     assert (root / "f").read_text() == ""
+    assert stat.S_IMODE((root / "f").stat().st_mode) == mode
+
+
+async def test_a_mode_that_is_right_already_is_not_set(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fchmod(fd: int, mode: int) -> None:
+        raise PermissionError(1, "this file system has no modes")
+
+    (root / "f").write_text("old")
+    (root / "f").chmod(0o600)  # as every new file is here
+    files = Files(root)
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    await write(files, root / "f", "new")
+    assert (root / "f").read_text() == "new"
+
+
+async def test_a_write_for_which_no_thread_starts_fails_and_delays_no_other(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(executor: object, work: Any) -> Any:
+        work.args[0].close()  # it never runs
+        raise RuntimeError("can't start new thread")
+
+    files = Files(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "run_in_executor", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await write(files, root / "f", "x" * MIB)
+    assert files._writing == {}
+    await write(files, root / "f", "y" * MIB)
+    assert (root / "f").read_text() == "y" * MIB
 
 
 async def test_readers_see_the_old_text_or_the_new_and_nothing_between(root: Path) -> None:
@@ -727,6 +783,7 @@ async def test_cancelling_a_call_cancels_what_the_overlay_waits_for(root: Path) 
 # --- confinement --------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("FF-42")
 @pytest.mark.parametrize(
     "vector", [v for v in VECTORS if "ref_format" not in v], ids=lambda v: v["name"]
 )

@@ -63,6 +63,11 @@ _OPEN: Final = (
     else 0
 )
 
+# Forbidden; unknown in this user namespace; unknown to this file system.
+_NOT_OURS_TO_GIVE: Final = frozenset(
+    {errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+)
+
 _T = TypeVar("_T")
 
 
@@ -335,7 +340,14 @@ async def _in_thread(work: Callable[[], _T], done: Callable[[], None] | None = N
 
     `work` owns descriptors, so it must always run. `done` is called on the loop when it has.
     """
-    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        future = asyncio.get_running_loop().run_in_executor(None, work)
+    except RuntimeError:
+        # No thread could be started. Others may still take the work up, so what it owns stays
+        # open, but nobody waits for it.
+        if done is not None:
+            done()
+        raise
     if done is not None:
         future.add_done_callback(lambda _: done())
     return await asyncio.shield(future)
@@ -598,11 +610,24 @@ def _write_beside_and_rename(place: Place, content: bytes, path: str) -> None:
 def _take_over(fd: int, old: os.stat_result) -> None:
     """Owner and permissions of the file that is replaced; set-id bits go, as with any write."""
     new = os.fstat(fd)
-    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
-        try:
-            os.fchown(fd, old.st_uid, old.st_gid)
-        except OSError as error:
-            # Only root may give a file away. Whoever was let write it may also have replaced it.
-            if error.errno != errno.EPERM:
-                raise
-    os.fchmod(fd, stat.S_IMODE(old.st_mode) & 0o777)
+    mode = stat.S_IMODE(old.st_mode) & 0o777
+    # Only root may give a file away, but to a group of one's own anybody may. Whoever was let
+    # write a file may also have replaced it, so what cannot be kept is no reason to refuse.
+    if not _owned(fd, old.st_uid, old.st_gid, new) and not _owned(fd, -1, old.st_gid, new):
+        # The rights of that group are not for another one.
+        mode = mode & ~0o070 | (mode & 0o007) << 3 & mode
+    # Some file systems have one mode for all files, and refuse to hear of it.
+    if stat.S_IMODE(new.st_mode) != mode:
+        os.fchmod(fd, mode)
+
+
+def _owned(fd: int, owner: int, group: int, now: os.stat_result) -> bool:
+    if owner in {-1, now.st_uid} and group == now.st_gid:
+        return True
+    try:
+        os.fchown(fd, owner, group)
+    except OSError as error:
+        if error.errno not in _NOT_OURS_TO_GIVE:
+            raise
+        return False
+    return True
