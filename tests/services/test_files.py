@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import stat
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -225,8 +226,17 @@ async def test_what_is_no_regular_file_is_refused_without_blocking(root: Path) -
     os.mkfifo(root / "fifo")
     (root / "d").mkdir()
     (root / "to fifo").symlink_to("fifo")
+    (root / "socket").symlink_to("fifo")
+    if sys.platform == "linux":
+        (root / "socket").unlink()
+        os.mknod(root / "socket", stat.S_IFSOCK | 0o600)
     files = Files(root)
-    for path in (root, root / "d", f"{root}/d/", root / "fifo", root / "to fifo"):
+    for path in (
+        root,
+        root / "d",
+        f"{root}/d/",
+        *map(root.joinpath, ("fifo", "to fifo", "socket")),
+    ):
         for doing in (read(files, path), write(files, path, "x")):
             code, _, data = await error_of(doing)
             assert (code, data) == (-32602, {"reason": "not_a_regular_file", "path": str(path)})
