@@ -150,15 +150,15 @@ async def test_words_that_no_system_takes_are_told(
 async def test_a_cancelled_start_leaves_nothing(
     root: Path, boxed: bool, size: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (root / "fifo").unlink(missing_ok=True)
     os.mkfifo(root / "fifo")
-    replace_program(monkeypatch, f"open({str(root / 'fifo')!r}, 'w').close(); input()")
+    program = f"import time; open({str(root / 'fifo')!r}, 'w').close(); time.sleep(60)"
+    replace_program(monkeypatch, program)
     starting = asyncio.create_task(start(root, "true", boxed=boxed, size=size))
     await asyncio.to_thread((root / "fifo").read_bytes)  # it runs now
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert not [child for child in psutil.Process().children() if "true" in child.cmdline()]
+    assert [child for child in psutil.Process().children() if "-S" in child.cmdline()] == []
 
 
 @WAYS
