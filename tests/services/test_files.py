@@ -231,12 +231,8 @@ async def test_what_is_no_regular_file_is_refused_without_blocking(root: Path) -
         (root / "socket").unlink()
         os.mknod(root / "socket", stat.S_IFSOCK | 0o600)
     files = Files(root)
-    for path in (
-        root,
-        root / "d",
-        f"{root}/d/",
-        *map(root.joinpath, ("fifo", "to fifo", "socket")),
-    ):
+    paths = [str(root), f"{root}/d", f"{root}/d/"]
+    for path in (*paths, f"{root}/fifo", f"{root}/to fifo", f"{root}/socket"):
         for doing in (read(files, path), write(files, path, "x")):
             code, _, data = await error_of(doing)
             assert (code, data) == (-32602, {"reason": "not_a_regular_file", "path": str(path)})
