@@ -61,6 +61,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "required": ["name", "colour"],
     },
     "one": {"properties": {"name": {"type": "string", "default": "Jo"}}},
+    "lines": {
+        "properties": {
+            "text": {
+                "type": "string",
+                "description": "one\n> two",
+                "default": "first\n[y] > second",
+            }
+        }
+    },
+    "endless": {"properties": {f"n{i}": {"type": "string"} for i in range(101)}},
     "unknown": {"properties": {"hue": {"type": "colour"}}, "required": ["hue"]},
     "hostile": {
         "title": "\x1b]0;owned\x07",

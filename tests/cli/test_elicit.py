@@ -171,6 +171,28 @@ def test_the_pleasant_form_can_be_edited_in_place(tmp_path: Path) -> None:
         assert '{"name": "John"}' in screen.text
 
 
+@pytest.mark.parametrize("term", [PLAIN, PLEASANT])
+def test_no_line_of_an_agent_passes_for_one_of_ours(tmp_path: Path, term: str) -> None:
+    with asking(tmp_path, "lines", term=term) as screen:
+        screen.read_until("  | one\n  | > two\n")
+        screen.read_until("first [y] > second")
+        screen.type("\r")
+        screen.read_until("1. text: first [y] > second")
+        screen.read_until("> " if term == PLAIN else "Esc says no")
+        screen.type("1\r" if term == PLAIN else "1")
+
+        assert screen.end() == 0
+        assert json.dumps({"text": "first\n[y] > second"}) in screen.text
+
+
+def test_a_form_without_end_is_not_begun(tmp_path: Path) -> None:
+    with asking(tmp_path, "endless") as screen:
+        answer(screen, ("more than 100 fields", ""), ("Cancel: close", ""), ("> ", "2\n"))
+
+        assert screen.end() == 0
+        assert '{"action": "cancel"}' in screen.text
+
+
 def test_without_a_terminal_nothing_is_offered_to_the_agent(tmp_path: Path) -> None:
     ran = antiphon("prompt", "--agent", words(tmp_path, "one"), "x")
 

@@ -373,7 +373,7 @@ async def test_an_address_is_shown_as_what_it_is(
         "vscode://x/y", "https://", "https:///x", "https://a b/", "https://good.com\\@evil.com/",
         "https://good.com\t.evil.com/", "https://good.com\n/", "https://[::1/", "https://a:99999/",
         "https://a\u3000b/", "https://%65vil.com/", "https://a<b>/", "ftp://a/", "https://a..b/",
-        "https://evil\u2100.com/",
+        "https://evil\u2100.com/", "https://x/" + "a" * 8200,
     ],
 )  # fmt: skip
 async def test_what_is_no_web_address_is_refused_and_never_shown(address: str) -> None:

@@ -30,6 +30,7 @@ __all__ = ["Elicit", "Person", "harmless", "open_page"]
 
 MAX_CHARS = 4000
 MAX_CHOICES = 40
+MAX_FIELDS = 100
 #: What a browser may take to say that it cannot be opened.
 BROWSER_SECONDS = 5.0
 
@@ -118,8 +119,7 @@ class Elicit:
         self._display.suspend(Question(kind="permission", tool=tool, options=()))
         name = f"{harmless(agent, 80, one_line=True)}, " if agent else ""
         self._person.show(f"  asked by {name}started as: {self._command}", "dim")
-        for line in harmless(message).splitlines() or ["(no message)"]:
-            self._person.show(f"  {line}")
+        self._person.show(_said(message or "(no message)"))
 
     async def _consent(self, request: UrlRequest) -> bool | None:
         person = self._person
@@ -164,9 +164,13 @@ class _Filling:
         form, person = self._form, self._person
         for text in (form.title, form.description):
             if text:
-                person.show(f"  {harmless(text)}")
-        if not form.answerable:
-            person.show("It requires an answer of a kind that is not known here.")
+                person.show(_said(text))
+        if not form.answerable or len(form.fields) > MAX_FIELDS:
+            person.show(
+                f"It has more than {MAX_FIELDS} fields; that is no form for a person."
+                if form.answerable
+                else "It requires an answer of a kind that is not known here."
+            )
             return {"decline": False}.get(await _choose(person, [_DECLINE, _CANCEL]) or "")
         if form.fields:
             person.show(
@@ -204,19 +208,25 @@ class _Filling:
         person = self._person
         person.show(f"{_title(field)}{' (required)' if field.required else ''}", "bold")
         if field.description:
-            person.show(f"  {harmless(field.description)}")
+            person.show(_said(field.description))
         for number, choice in enumerate(field.choices[:MAX_CHOICES], 1):
-            about = f": {harmless(choice.description, 200)}" if choice.description else ""
+            about = (
+                f": {harmless(choice.description, 200, one_line=True)}"
+                if choice.description
+                else ""
+            )
             person.show(f"  {number}. {harmless(choice.title, 200, one_line=True)}{about}")
         if len(field.choices) > MAX_CHOICES:
             person.show(f"  … and {len(field.choices) - MAX_CHOICES} more")
         person.show(f"  {_hint(field)}", "dim")
         while True:
-            shown = _typed(field, self._values.get(field.name))
+            shown = harmless(_typed(field, self._values.get(field.name)), 500, one_line=True)
             line = await person.line(shown, fresh=self._fresh)
             self._fresh = False
             if line is None:
                 return False
+            if shown and line == shown:
+                return True  # as it is, which may be more than can be shown on a line
             if not line.strip() and field.kind != "choices":
                 self._values.pop(field.name, None)
                 if not field.required:
@@ -264,6 +274,11 @@ class _Filling:
 async def _choose(person: Person, options: list[tuple[str, str, str]]) -> str | None:
     tool = ToolView(id="elicitation")
     return await person.choose(Question(kind="permission", tool=tool, options=tuple(options)))
+
+
+def _said(text: str) -> str:
+    """An agent's words, marked on each line: none of them passes for one of ours."""
+    return "\n".join(f"  | {line}" for line in harmless(text).splitlines())
 
 
 def _title(field: Field) -> str:

@@ -38,6 +38,8 @@ UrlHook: TypeAlias = "Callable[[UrlRequest, Any], UrlAnswer | Awaitable[UrlAnswe
 
 #: Addresses whose completion is waited for on one connection; it is optional, so some never come.
 MAX_OUTSTANDING = 256
+#: Characters of an address: what a person is asked about must be possible to look at.
+MAX_URL = 8192
 
 
 class UrlRequest:
@@ -289,7 +291,9 @@ def _read_url(url: str) -> tuple[str, str, str, tuple[str, ...]]:
     """
     # Browsers drop tabs and line ends and take a backslash for a slash: then what was shown is not
     # what is opened.
-    if any(char <= " " or char in '\\<>"' or char == "\x7f" or char.isspace() for char in url):
+    if len(url) > MAX_URL or any(
+        char <= " " or char in '\\<>"' or char == "\x7f" or char.isspace() for char in url
+    ):
         raise _no_address()
     try:
         parts = urlsplit(url)
