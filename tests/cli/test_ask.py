@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -100,6 +101,34 @@ def test_a_yes_to_a_shown_change_covers_that_write_and_no_other(tmp_path: Path) 
         assert screen.end() == 0
         assert "second False" in screen.text
     assert [path.name for path in tmp_path.iterdir()] == ["odd.txt"]
+
+
+def test_a_rule_that_asks_says_so_and_a_late_answer_is_a_no(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        "[[rule]]\nname = 'secrets'\ndecision = 'ask'\npath = '**/.env'\n"
+        "[[rule]]\ndecision = 'ask'\npath = '**/late'\ndeadline = 0.2\n"
+    )
+    (tmp_path / ".env").write_text("x")
+    steps = json.dumps([["read", ".env"], ["read", ".env"], ["write", "late"], ["write", "a"]])
+    with Screen(
+        *("prompt", "--cwd", str(tmp_path), "--policy", str(policy)),
+        *("--agent", odd("works"), steps),
+        term="dumb",
+    ) as screen:
+        screen.read_until(f"wants to read: Read {tmp_path}/.env (rule 1 ('secrets') matches)")
+        screen.read_until("3. Refuse\n> ")
+        screen.type("2\n")
+        screen.read_until(
+            f"wants to write: Write {tmp_path}/late (rule 2 matches; 0.2 s to answer)"
+        )
+        screen.read_until(f"\n> \nwrite: Write {tmp_path}/late -> Refuse (no answer in time)\n")
+        screen.read_until(f"wants to write: Write {tmp_path}/a\n")
+        screen.read_until("2. Allow every write of this run\n  3. Refuse\n> ")
+        screen.type("1\n")
+
+        assert screen.end() == 0
+        assert '["done", "done", "permission_denied", "done"]' in screen.text
 
 
 def test_questions_are_asked_under_json_too(tmp_path: Path) -> None:

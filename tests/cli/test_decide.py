@@ -229,14 +229,17 @@ async def test_a_no_covers_nothing() -> None:
     assert len(person.questions) == 2
 
 
-async def test_a_request_is_judged_by_all_that_was_said_of_its_tool_call() -> None:
-    decides = Decides(Permissions([Rule("deny", path="**/.env")], default="allow"))
+@pytest.mark.parametrize(("path", "chosen"), [("/project/ok/a", "ok"), ("/project/a", "no")])
+async def test_a_request_is_judged_by_all_that_was_said_of_its_tool_call(
+    path: str, chosen: str
+) -> None:
+    decides = Decides(Permissions([Rule("allow", path="ok/**")], default="deny"))
     said = v1.ToolCallUpdate(
-        tool_call_id="t", content=[v1.Diff(path="/project/.env", old_text="a", new_text="b")]
+        tool_call_id="t", content=[v1.Diff(path=path, old_text="a", new_text="b")]
     )
     decides._view.fold("s", said)  # pyright: ignore[reportPrivateUsage]
 
-    assert await decides.chosen(ALLOW, REJECT) == "no"
+    assert await decides.chosen(ALLOW, REJECT) == chosen
 
 
 async def test_relative_globs_begin_in_what_is_lent_whatever_the_agent_takes() -> None:

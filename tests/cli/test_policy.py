@@ -181,6 +181,18 @@ def test_the_options_of_prompt_mean_the_same_here(
     assert judged(capsys, tmp_path, file, "--allow-write", "--call", "execute:ls")[0] == 1
 
 
+def test_what_the_file_says_of_reads_and_deadlines_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text("reads = 'deny'\ndeadline = 60\n[[rule]]\ndecision = 'allow'\npath = 'x'\n")
+
+    code, lines = judged(capsys, tmp_path, str(file), "--call", "read:a", "--call", "execute:ls")
+
+    assert (code, lines[0]["decision"], lines[1]["decision"]) == (1, "deny", "ask")
+    assert [line["deadline"] for line in lines] == [None, 60]
+
+
 def test_relative_globs_begin_in_each_folder(
     file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

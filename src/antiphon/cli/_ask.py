@@ -59,6 +59,10 @@ class PlainAsker:
                 if key is not None:
                     return key
                 tell(f"Please answer with a number from 1 to {len(question.options)}.\n")
+        except asyncio.CancelledError:
+            # What comes next is not what was typed.
+            tell("\n")
+            raise
         finally:
             os.close(terminal)
 
