@@ -8,8 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from antiphon import AgentPeer, Capabilities, Client, Session, Update, extension, spawn
-from antiphon.schema import v1
-from antiphon.services import Files, Terminals
+from antiphon.services import Elicitation, Files, Form, Terminals
 from tests.interop.programs import agent_command, script
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from antiphon import Context
-    from antiphon.schema import v1_unstable
+    from antiphon.schema import v1
 
 NOTES = "alpha\nbeta\ngamma\n"
 
@@ -26,16 +25,23 @@ class Desk(Client):
     """Lends everything, answers permission requests by `decide`, notes what it was told."""
 
     info = ("interop-desk", "9.8")
-    capabilities = Capabilities(elicitation_form=True, boolean_config_options=True)
+    capabilities = Capabilities(boolean_config_options=True)
 
     def __init__(self, decision: str | bool | None = True) -> None:
-        super().__init__(files=Files(), terminals=Terminals(), permissions=self.decide)
+        super().__init__(
+            files=Files(),
+            terminals=Terminals(),
+            permissions=self.decide,
+            elicitation=Elicitation(form=self.fill_in),
+        )
         self.decision = decision
         self.asked: list[v1.RequestPermissionRequest] = []
         self.being_asked = asyncio.Event()
         #: Set to let a permission request wait for it.
         self.thinking: asyncio.Event | None = None
         self.elicited: list[Any] = []
+        #: Who asked, by its own account.
+        self.askers: list[str] = []
         self.form: dict[str, Any] | None = script("answer")
         self.ticks: list[Any] = []
 
@@ -46,13 +52,10 @@ class Desk(Client):
             await self.thinking.wait()
         return self.decision
 
-    async def create_elicitation(
-        self, params: v1_unstable.CreateElicitationRequest, ctx: Context
-    ) -> v1.CreateElicitationResponse:
-        self.elicited.append(params)
-        if self.form is None:
-            return v1.ElicitationDeclineAction()
-        return v1.ElicitationAcceptAction(content=self.form)
+    async def fill_in(self, form: Form, ctx: Any) -> dict[str, Any] | bool:
+        self.elicited.append(form.params)
+        self.askers.append(form.agent)
+        return False if self.form is None else self.form
 
     @extension("_interop/echo")
     async def echo(self, params: Any, ctx: Context) -> Any:

@@ -586,11 +586,14 @@ def some(status: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in status.items() if value is not None}
 
 
+@pytest.mark.covers("R1-130", "R1-131")
 async def test_a_form_is_filled_in_or_declined(peer: str, tmp_path: Path) -> None:
     desk = Desk()
     async with connected(peer, tmp_path, desk) as agent:
         session = await opened(agent, tmp_path)
         accepted = await told(session, "elicit")
+        desk.form = {"name": "", "count": 10}  # does not fit, and never leaves
+        cancelled = await told(session, "elicit")
         desk.form = None
         declined = await told(session, "elicit")
 
@@ -598,7 +601,10 @@ async def test_a_form_is_filled_in_or_declined(peer: str, tmp_path: Path) -> Non
     if peer in PYTHON_SDKS:  # leaves out what is the default
         del form["requestedSchema"]["type"]
     expected = {"mode": "form", "sessionId": session.session_id, **form}
-    assert [wire(params) for params in desk.elicited] == [expected, expected]
+    assert [wire(params) for params in desk.elicited] == [expected] * 3
+    assert len(set(desk.askers)) == 1
+    assert desk.askers[0]
+    assert cancelled == {"action": "cancel"}
     assert accepted == {"action": "accept", "content": script("answer")}
     assert declined == {"action": "decline"}
 
