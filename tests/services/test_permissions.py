@@ -605,10 +605,10 @@ async def test_what_is_in_doubt_is_never_remembered() -> None:
 # ------------------------------------------------------------------ what a request grants
 
 
-async def grant(permissions: Permissions, **tool: Any) -> Any:
+async def grant(permissions: Permissions, root: str = "/w", **tool: Any) -> Any:
     """Make one permission request and leave the session open, as far as the policy knows."""
     params = asking(**tool)
-    ctx = Ctx("s1", ("/w",))
+    ctx = Ctx("s1", (root,))
     from antiphon.schema import decode, encode_checked, v1_unstable
 
     request = decode(v1_unstable.RequestPermissionRequest, encode_checked(params))
@@ -804,6 +804,54 @@ async def test_a_session_s_directory_may_itself_be_reached_through_a_link(tmp_pa
         creating = {"sessionId": "s1", "command": "true"}
         assert "result" in await raw.ask("terminal/create", creating)
         assert "error" in await raw.ask("terminal/create", creating)
+
+
+@pytest.mark.parametrize("named", ["w", "real"])
+async def test_a_request_may_name_a_root_either_way_and_is_granted_and_remembered(
+    tmp_path: Path, named: str
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "w").symlink_to("real")
+    root, real = str(tmp_path / "w"), str(tmp_path / "real")
+    operation = write(f"{real}/a", roots=(root, real))
+    diff = {**DIFF, "path": f"{tmp_path}/{named}/a"}
+    log = Log()
+    answers: list[Any] = [Answer(allow=True, remember="session"), True]
+
+    def ask(request: Request) -> Any:
+        return answers.pop()
+
+    permissions = Permissions(ask=ask, on_decision=log)
+    for _ in range(2):
+        await grant(permissions, root, kind="edit", content=[diff])
+    assert await answered(permissions, operation, operation, operation) == [True] * 3
+    assert [decision.by for decision in log.decisions] == [
+        *("asked", "asked", "granted", "granted", "remembered")
+    ]
+
+
+async def test_a_root_that_leads_elsewhere_for_another_session_is_looked_at_again(
+    tmp_path: Path,
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    root = tmp_path / "w"
+    permissions = Permissions([Rule("deny", path=f"{root}/no/**")], default="allow")
+    for name in ("one", "two"):
+        root.unlink(missing_ok=True)
+        root.symlink_to(name)
+        real = str(tmp_path / name)
+        roots = (str(root), real)
+        assert not await permissions.guard(write(f"{real}/no/a", roots=roots))
+        assert await permissions.guard(write(f"{real}/yes/a", roots=roots))
+        await permissions.release_session("s1")
+
+
+async def test_roots_that_are_looked_at_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SESSIONS", 2)
+    permissions = Permissions(default="allow")
+    await answered(permissions, *(write(session_id=f"s{number}") for number in range(5)))
+    assert len(permissions._aliases) == 2
 
 
 # ------------------------------------------------------------------ one policy before all services
