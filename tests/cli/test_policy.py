@@ -300,6 +300,10 @@ def test_a_text_from_elsewhere_cannot_drive_the_terminal_or_break_a_line(
 ) -> None:
     main(["policy", "test", file, "--cwd", str(tmp_path), "--call", "other:\x1b]0;x\x07"])
     assert "\x1b" not in capsys.readouterr().out
+    main(["policy", "test", file, "--cwd", str(tmp_path), "--call", "execute:ls\nallow  rm"])
+    assert capsys.readouterr().out.splitlines()[0] == "deny   execute:ls⏎allow  rm"
+    main(["policy", "test", f"{file}\x1b[2J", "--call", "other:x"])
+    assert "\x1b" not in capsys.readouterr().err
     _, lines = judged(capsys, tmp_path, file, "--call", "read:a\u2028\udcff")
     assert len(lines) == 1
 

@@ -435,9 +435,9 @@ def _number(text: str) -> float:
 
 
 def _refuse(message: str, *, as_json: bool) -> int:
-    from antiphon.cli._output import Output, tell
+    from antiphon.cli._output import Output, readable, tell
 
-    tell(f"{message}\n")
+    tell(readable(f"{message}\n"))
     if as_json:
         from antiphon.cli._outcome import Failure, Outcome
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from antiphon.cli._arguments import UsageError
-from antiphon.cli._output import Output, readable
+from antiphon.cli._output import Output, as_line
 from antiphon.cli._prompt import folders
 from antiphon.schema import v1_unstable as v1
 from antiphon.services import Call, Permissions, PolicyError, Rule
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             output.line(_as_json(text, call, verdict, earlier))
         else:
             lines = _for_people(text, call, verdict, options.file, lent or roots, earlier or [])
-            output.text("".join(f"{readable(line)}\n" for line in lines))
+            output.text("".join(f"{as_line(line)}\n" for line in lines))
     return DENIED if "deny" in found else ASKED if "ask" in found else ALLOWED
 
 
