@@ -54,7 +54,7 @@ def agent(terminals: Terminals, root: Path) -> Agent:
 # --- life ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("R1-111", "R1-113", "R1-114")
+@pytest.mark.covers("R1-111", "R1-113", "R1-114", "FF-47")
 async def test_a_terminal_from_create_to_release(agent: Agent, loop_factory: object) -> None:
     terminal_id = await agent.sh("echo out; echo err >&2; read line; exit 3")
     assert await agent.wait(terminal_id) == v1.WaitForTerminalExitResponse(exit_code=3, signal=None)
@@ -70,7 +70,7 @@ async def test_a_terminal_from_create_to_release(agent: Agent, loop_factory: obj
         assert data == {"terminalId": terminal_id}
 
 
-@pytest.mark.covers("R1-111", "R1-113")
+@pytest.mark.covers("R1-111", "R1-113", "FF-47")
 async def test_a_running_command_has_output_and_no_status(agent: Agent) -> None:
     terminal_id = await agent.sh("echo begun; exec sleep 60")
     await agent.until(terminal_id, "begun\n")
@@ -159,6 +159,7 @@ async def test_a_cancelled_ending_goes_on(agent: Agent, terminals: Terminals, ve
     await terminals.aclose()
 
 
+@pytest.mark.covers("FF-35")
 async def test_the_exit_is_told_though_a_child_of_the_command_holds_its_output(
     agent: Agent, loop_factory: object
 ) -> None:
@@ -586,6 +587,7 @@ async def test_a_hundred_mebibytes_leave_their_exact_tail_and_cost_no_more(
 # --- being asked --------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("FF-46")
 async def test_the_guard_is_asked_for_the_command_as_it_will_run(root: Path) -> None:
     asked: list[Operation] = []
 
@@ -707,6 +709,7 @@ async def test_arguments_never_reach_a_shell(agent: Agent, terminals: Terminals)
     await terminals.aclose()
 
 
+@pytest.mark.covers("FF-46")
 async def test_the_shell_can_be_switched_off(root: Path) -> None:
     terminals = Terminals(shell_fallback=False)
     agent = Agent(terminals, Ctx(root))
@@ -716,6 +719,7 @@ async def test_the_shell_can_be_switched_off(root: Path) -> None:
     await terminals.aclose()
 
 
+@pytest.mark.covers("FF-46")
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
@@ -820,6 +824,7 @@ def test_an_environment_for_commands_that_is_none_is_refused_at_once() -> None:
         Terminals(env={"": "1"})
 
 
+@pytest.mark.covers("FF-41")
 @pytest.mark.parametrize(("name", "value"), [("", "1"), ("A=B", "1"), ("A\0", "1"), ("A", "\0")])
 async def test_a_variable_that_cannot_exist_is_refused(agent: Agent, name: str, value: str) -> None:
     env = [v1.EnvVariable(name=name, value=value)]
@@ -959,6 +964,7 @@ async def test_a_limit_of_zero_on_no_output_has_lost_nothing(
     await terminals.aclose()
 
 
+@pytest.mark.covers("FF-47")
 @pytest.mark.parametrize("limit", [UNSET, None, 1000, 10**12])
 async def test_no_more_is_kept_than_we_allow(root: Path, limit: Any) -> None:
     terminals = Terminals(output_bytes=1000)
@@ -1009,6 +1015,7 @@ async def test_half_a_character_is_held_back_until_it_is_whole(
     await terminals.aclose()
 
 
+@pytest.mark.covers("FF-47")
 async def test_output_that_is_no_text_stays_within_the_limit(
     agent: Agent, terminals: Terminals
 ) -> None:
