@@ -844,6 +844,10 @@ async def test_a_root_that_leads_elsewhere_for_another_session_is_looked_at_agai
         roots = (str(root), real)
         assert not await permissions.guard(write(f"{real}/no/a", roots=roots))
         assert await permissions.guard(write(f"{real}/yes/a", roots=roots))
+        outcome = await grant(
+            permissions, str(root), kind="edit", locations=[{"path": f"{real}/no/a"}]
+        )
+        assert outcome.option_id == "no"
         await permissions.release_session("s1")
 
 
