@@ -152,6 +152,29 @@ async def test_nothing_to_choose_from_is_no_question() -> None:
     assert not person.questions
 
 
+async def test_options_that_are_neither_yes_nor_no_are_not_offered() -> None:
+    person = Person("no")
+
+    assert await Decides("ask", person).chosen(NEW, ALLOW, REJECT) == "no"
+    assert [key for key, _, _ in person.questions[0].options] == ["ok", "no"]
+    assert await Decides("ask", Person()).chosen(NEW) is None
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+async def test_options_with_one_id_are_refused_unasked_and_grant_nothing(swapped: bool) -> None:
+    person = Person("no")
+    decides = Decides("ask", person)
+    options = [("same", "Yes", "allow_once"), ("same", "No", "reject_once")]
+    diff = v1.Diff(path="/project/a", old_text="a", new_text="b")
+
+    await decides.chosen(*(options[::-1] if swapped else options), kind="edit", content=[diff])
+
+    assert decides.decisions[0].outcome == "deny"
+    assert not person.questions
+    assert not await decides.guard(write("/project/a"))
+    assert len(person.questions) == 1
+
+
 async def test_person_may_allow_one_kind_of_work_for_the_whole_run() -> None:
     person = Person("more", "no")
     decides = Decides("ask", person)

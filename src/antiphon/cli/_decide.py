@@ -33,6 +33,7 @@ _WORDS = {
     "write": ("Allow this write", "Allow every write of this run"),
     "execute": ("Allow this command", "Allow every command of this run"),
 }
+_OPTION_KINDS = frozenset({"allow_once", "allow_always", "reject_once", "reject_always"})
 _AGAIN = "Allow exactly this, now and again"
 _KINDS = {"read": "read", "write": "edit", "execute": "execute"}
 
@@ -127,7 +128,12 @@ class Decider:
         question = Question(
             kind="permission",
             tool=self._view.fold(params.session_id, params.tool_call),
-            options=tuple((o.option_id, as_line(o.name), o.kind) for o in params.options),
+            # What is neither a yes nor a no, no answer could be told by.
+            options=tuple(
+                (o.option_id, as_line(o.name), o.kind)
+                for o in params.options
+                if o.kind in _OPTION_KINDS
+            ),
         )
         token = _NOW.set(_Asked(question))
         try:
@@ -166,6 +172,10 @@ class Decider:
             )
         if not question.options:
             return None
+        if len({key for key, _, _ in question.options}) < len(question.options):
+            # A person's no could be told, or taken, as a yes.
+            self._view.display.note("two options of the agent have one id; refused")
+            return False
         self.pending += 1
         try:
             async with self.turn:
