@@ -229,6 +229,7 @@ def test_the_limits_are_those_of_the_library() -> None:
         quantity(OUTPUT_BYTES, "bytes"),
         str(TERMINALS),
         str(IN_ALL),
+        "no bound",  # Terminals.life
         quantity(content.MAX_BYTES, "bytes"),
     ]
 
