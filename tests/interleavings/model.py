@@ -169,6 +169,7 @@ class CallModel:
     session_id: str | None
     answered: bool = False
     given_up: bool = False
+    given_up_at: float = 0.0
     #: For each consumer of the session: how much it must have before the answer is seen.
     mark: list[tuple[Consumer, int]] | None = None
 
@@ -218,7 +219,7 @@ class DeliveryModel:
         call = self.calls.get(id_)
         if call is None or call.answered:
             return
-        call.given_up = True
+        call.given_up, call.given_up_at = True, now
         session = self.sessions.get(call.session_id or "")
         if session is None:
             return
@@ -288,9 +289,21 @@ class DeliveryModel:
             return
         session = self.sessions.get(session_id)
         if session is None:
-            self._strays.append((session_id, number))
+            if not self._late_history(session_id, now):
+                self._strays.append((session_id, number))
         else:
             session.deliver(number, now)
+
+    def _late_history(self, session_id: str, now: float) -> bool:
+        """Whether it may be history of a load that was given up: the next load shall not show it."""
+        return any(
+            call.given_up
+            and not call.answered
+            and call.session_id == session_id
+            and call.method in ("session/load", "session/resume")
+            and now < call.given_up_at + self._backstop
+            for call in self.calls.values()
+        )
 
     def connection_lost(self) -> None:
         self.lost = True
