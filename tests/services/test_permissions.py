@@ -1039,6 +1039,16 @@ async def test_an_observer_that_fails_changes_nothing(caplog: pytest.LogCaptureF
     ] * 2
 
 
+def test_an_observer_that_nobody_would_wait_for_is_refused() -> None:
+    async def observe(decision: Decision) -> None:
+        raise AssertionError
+
+    with pytest.raises(TypeError, match="plain function"):
+        Permissions(on_decision=observe)
+    with pytest.raises(TypeError, match="plain function"):
+        Permissions.from_toml("", on_decision=observe)
+
+
 async def test_a_decision_says_what_it_was_about() -> None:
     log = Log()
     permissions = Permissions([Rule("deny", name="n", kind="edit")], on_decision=log)

@@ -193,8 +193,8 @@ class Permissions:
             `antiphon.sync` it may). Several questions may be open at once. It is cancelled when the
             answer is not wanted any more.
         deadline: seconds for an answer; None waits. A plain function is not bounded by it.
-        on_decision: called with every `Decision`, exactly once, for a log. What it raises is
-            logged and changes nothing.
+        on_decision: a plain function, called with every `Decision`, exactly once, for a log. What
+            it raises is logged and changes nothing.
         describe: called with (params, ctx) of a permission request: what is known of its tool call
             (`title`, `kind`, `content`, `locations`, `raw_input`), or None, for agents that
             send nothing but its id. By default, what the session's view knows, if it has been
@@ -202,6 +202,7 @@ class Permissions:
 
     Raises:
         PolicyError: a rule, word or deadline that means nothing.
+        TypeError: `on_decision` is async.
     """
 
     def __init__(
@@ -216,6 +217,9 @@ class Permissions:
         describe: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self._set(Policy(rules, default=default, reads=reads), deadline)
+        if iscoroutinefunction(on_decision):
+            msg = "on_decision is a plain function: nobody would wait for an async one"
+            raise TypeError(msg)
         self.ask = ask
         self.on_decision = on_decision
         self.describe = describe
