@@ -210,7 +210,7 @@ attempt('hostname', lambda: os.getpid() < 10)
     assert found == {
         "processes": "2",
         "kill": "ProcessLookupError",
-        "environment": "0",
+        "environment": "PermissionError",
         "capabilities": "{0}",
         "privileges": "1",
         "descriptors": "['0', '1', '2', '3']",  # the last is the listing itself
@@ -344,6 +344,37 @@ async def test_a_daemon_ends_with_its_sandbox(root: Path, way: str) -> None:
     else:
         await terminals.aclose()
     assert await gone(seconds)
+    await terminals.aclose()
+
+
+async def test_the_first_process_of_a_sandbox_is_out_of_its_reach(root: Path) -> None:
+    # Whoever could trace it could take it out of the group by which all in there is ended.
+    terminals, agent = confined(root)
+    script = """
+import ctypes, struct
+libc = ctypes.CDLL(None, use_errno=True)
+def call(function, *args):
+    if function(*args) < 0:
+        raise OSError(ctypes.get_errno(), 'no')
+    return 'done'
+word = ctypes.create_string_buffer(8)
+here = struct.pack('PL', ctypes.addressof(word), 8)
+number = ctypes.c_ulong
+attempt('attach', lambda: call(libc.ptrace, 16, 1, number(0), number(0)))
+attempt('seize', lambda: call(libc.ptrace, 0x4206, 1, number(0), number(0)))
+attempt('read', lambda: call(libc.process_vm_readv, 1, here, 1, here, 1, 0))
+attempt('write', lambda: call(libc.process_vm_writev, 1, here, 1, here, 1, 0))
+attempt('descriptor', lambda: call(libc.syscall, 438, os.pidfd_open(1), 0, 0))
+attempt('memory', lambda: open('/proc/1/mem', 'rb'))
+attempt('descriptors', lambda: os.readlink('/proc/1/fd/0'))
+attempt('directory', lambda: os.stat('/proc/1/cwd/'))
+attempt('itself', lambda: open('/proc/self/mem', 'rb').close())
+os.kill(1, 9), os.kill(1, 19)
+"""
+    found = await attempts(agent, script)
+    assert found.pop("itself") == "None"
+    assert found == dict.fromkeys(found, "PermissionError")
+    assert len(found) == 8
     await terminals.aclose()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,7 +91,9 @@ def test_an_order_is_read_as_it_was_written() -> None:
 def test_it_needs_nothing_but_what_starts_fast() -> None:
     text = Path(_inside.__file__).read_text()
     imported = set(re.findall(r"^ *(?:import|from) (\S+)", text, re.MULTILINE))
-    assert imported <= {"fcntl", "os", "select", "signal", "sys", "termios"}
+    # The last one only where a sandbox's first process has to be out of reach.
+    assert imported <= {"fcntl", "os", "select", "signal", "sys", "termios", "ctypes"}
+    assert re.findall(r"^( *)import ctypes", text, re.MULTILINE) == [" " * 8]
     assert len(text) < 64 * 1024  # it is written to a pipe that nobody reads yet
 
 
@@ -140,6 +144,24 @@ def test_what_it_supervises_is_told_of_and_outlived(inside: Inside) -> None:
     assert inside.process.poll() is None
     inside.control.shutdown(socket.SHUT_RDWR)  # who started it is gone
     assert inside.process.wait(10) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are sandboxes on Linux alone")
+def test_a_first_process_that_cannot_stand_apart_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def prctl(self, *_: object) -> int:
+            return -1
+
+    for broken in (None, SimpleNamespace(), SimpleNamespace(CDLL=len)):
+        monkeypatch.setitem(sys.modules, "ctypes", broken)
+        with pytest.raises(_inside.Failed, match="apart"):
+            _inside.stand_apart()
+    monkeypatch.undo()
+    monkeypatch.setattr(ctypes, "CDLL", Refusing)
+    with pytest.raises(_inside.Failed, match="apart"):
+        _inside.stand_apart()
 
 
 def test_signals_are_as_for_any_new_process(inside: Inside) -> None:

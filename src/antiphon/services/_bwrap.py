@@ -45,9 +45,11 @@ SESSION_VARIABLES: Final = (
 #: A sandbox is made within some 30 ms; one that is not is none.
 PROBE_SECONDS: Final = 10.0
 
-# It is the first process, what was bound by descriptor is there, the system cannot be written.
+# It is the first process, what was bound by descriptor is there, the system cannot be written; and
+# the interpreter has what `_inside.stand_apart` needs.
 _PROBE: Final = """
-import os
+import ctypes, os
+ctypes.CDLL(None).prctl
 print(os.getpid(), os.path.isdir("/tmp/bound/bin"), os.statvfs("/usr").f_flag & os.ST_RDONLY)
 print(os.readlink("/proc/self/ns/net"))
 """
@@ -61,6 +63,7 @@ _HINTS: Final = (
         "it cannot bind by descriptor, which came with a security fix in 2024: update bubblewrap",
     ),
     ("namespace", f"this kernel or container lets this user make none: see {_SETTINGS}"),
+    ("ctypes", "the Python that begins each command lacks a part of its standard library"),
     ("uid map", f"this kernel lets this user make none that holds: see {_SETTINGS}"),
 )
 

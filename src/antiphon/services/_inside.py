@@ -18,6 +18,7 @@ import termios
 
 #: Digits in front of an order: how many bytes it has.
 HEAD = 12
+_PR_SET_DUMPABLE = 4
 
 
 class Failed(Exception):
@@ -107,8 +108,27 @@ def check_place(place: str) -> None:
             raise Failed("cwd", 0)
 
 
+def stand_apart() -> None:
+    """Let no other process trace this one, write into it, or take its descriptors.
+
+    The command is the same user. It could have the first process of its sandbox leave the process
+    group by which it is ended, and answer to nobody: all in there would live on after the release.
+    """
+    if sys.platform != "linux":
+        return  # where there is no sandbox
+    try:
+        import ctypes  # nothing else here is slow to import, and nothing else needs it
+
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (ImportError, OSError, AttributeError, TypeError) as error:
+        raise Failed("apart", 0) from error
+    if prctl(_PR_SET_DUMPABLE, *[ctypes.c_ulong(0)] * 4):
+        raise Failed("apart", ctypes.get_errno())
+
+
 def supervise(order: Order, control: int, output: int) -> None:
     """Start the command, tell of its end, and stay for what it leaves, until we are not wanted."""
+    stand_apart()
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(awake, False)

@@ -388,6 +388,7 @@ class _Launch:
             step, number = answer[1], int(answer[2])
             said = {
                 "cwd": "its directory has been exchanged for another",
+                "apart": "the first process of its sandbox cannot be kept out of its reach",
                 "terminal": f"it cannot be given its terminal: {os.strerror(number)}",
             }.get(step, os.strerror(number))
         else:
