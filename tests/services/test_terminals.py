@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -716,6 +717,48 @@ async def test_the_shell_can_be_switched_off(root: Path) -> None:
     code, _, data = await error_of(agent.create("echo hi"))
     assert (code, data) == (-32602, {"reason": "command_not_found", "command": "echo hi"})
     assert await agent.run("echo", "hi") == "hi\n"
+    await terminals.aclose()
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "reason"),
+    [
+        (["x" * 131_072], {}, "command_invalid"),
+        (["a b" * 50_000], {}, "command_invalid"),
+        (["no-such-program", *["x"] * 1_000_000], {}, "command_invalid"),
+        (["no-such-program", *["x" * 131_000] * 17], {}, "command_invalid"),
+        (["a b"], {"X": "x" * 131_072}, "env_invalid"),
+        (["a b"], {"x" * 131_072: ""}, "env_invalid"),
+        (["a b"], {f"X{n}": "" for n in range(100_000)}, "env_invalid"),
+        # Each folder would be looked into before anybody is asked, and again to say what is missing.
+        (["a b"], {"PATH": ":".join(f"/{n}" for n in range(20_000))}, "env_invalid"),
+        (["no-such-program"], {"PATH": ":" * 2_000_000}, "env_invalid"),
+    ],
+)
+async def test_more_than_a_system_takes_is_refused_at_once_and_nobody_is_asked(
+    root: Path, words: list[str], env: dict[str, str], reason: str
+) -> None:
+    async def guard(_operation: Operation) -> bool:
+        raise AssertionError
+
+    terminals = Terminals(guard=guard)
+    agent = Agent(terminals, Ctx(root))
+    variables = [v1.EnvVariable(name=name, value=value) for name, value in env.items()]
+    began = time.process_time()
+    code, _, data = await error_of(agent.create(words[0], *words[1:], env=variables))
+    assert (code, data["reason"]) == (-32602, reason)
+    assert len(str(data)) < 1000
+    assert time.process_time() - began < 0.2
+    await terminals.aclose()
+
+
+async def test_as_much_as_a_system_takes_is_run(root: Path) -> None:
+    terminals = Terminals()
+    agent = Agent(terminals, Ctx(root))
+    env = [v1.EnvVariable(name=f"X{n}", value="") for n in range(1000)]
+    path = v1.EnvVariable(name="PATH", value=":".join([*["/nowhere"] * 1000, "/usr/bin", "/bin"]))
+    count = ("sh", "-c", "echo $#", *["x" * 100] * 10_001)
+    assert await agent.run(*count, env=[*env, path]) == "10000\n"
     await terminals.aclose()
 
 

@@ -61,6 +61,14 @@ TERMINALS: Final = 32
 #: Terminals of all sessions together, also those that are being ended. Each costs two to
 #: seven descriptors, and 1024 is what most systems give a process.
 IN_ALL: Final = 128
+#: What a command may be given: Linux takes no longer word, and most systems no more in all. Without
+#: a bound, looking for a program along a PATH of a million folders holds up everybody.
+WORD_CHARACTERS: Final = 128 * 1024 - 1
+ALL_CHARACTERS: Final = 2 * MIB
+ARGUMENTS: Final = 16 * 1024
+VARIABLES: Final = 1024
+PATH_FOLDERS: Final = 1024
+MOST_SHOWN: Final = 128
 #: Between TERM and KILL when a command is ended (DESIGN §5, shutdown ladder).
 KILL_GRACE: Final = 2.0
 
@@ -191,15 +199,14 @@ class Terminals:
 
         Raises:
             RequestError: -32602 with the reasons of `Roots.locate` for `cwd`, `not_a_directory`,
-                `command_invalid` (empty, or a NUL), `env_invalid`, `command_not_found`,
-                `cannot_start`; -32002 with `data.uri` if `cwd` does not exist; -32603
+                `command_invalid` (empty, a NUL, or longer than a system takes), `env_invalid`,
+                `command_not_found`, `cannot_start`; -32002 with `data.uri` if `cwd` does not exist; -32603
                 `permission_denied` if it was not allowed, `too_many_terminals`,
                 `session_released` if that happened meanwhile. No terminal is left then.
         """
         args = _or(params.args, [])
         added = _environment(_or(params.env, []))
-        if not params.command or any("\0" in word for word in (params.command, *args)):
-            raise refusal("command_invalid")
+        _check_command([params.command, *args])
         session = self._session(ctx.session_id)
         with self._locate(_or(params.cwd, None), ctx) as place:
             # None: all of ours. Taken anew each time, as ours may change.
@@ -616,11 +623,26 @@ def _is_program(command: str, env: Mapping[str, str], place: Place) -> bool:
 def _environment(entries: list[v1.EnvVariable]) -> dict[str, str]:
     """What the agent adds; of a name that comes twice, the last counts."""
     added: dict[str, str] = {}
+    if len(entries) > VARIABLES:
+        raise refusal("env_invalid", limit=VARIABLES)
     for entry in entries:
-        if not entry.name or "=" in entry.name or "\0" in entry.name + entry.value:
-            raise refusal("env_invalid", name=entry.name)
-        added[entry.name] = entry.value
+        name, value = entry.name, entry.value
+        too_long = len(name) + len(value) > WORD_CHARACTERS
+        too_wide = name == "PATH" and value.count(os.pathsep) >= PATH_FOLDERS
+        if not name or "=" in name or "\0" in name + value or too_long or too_wide:
+            raise refusal("env_invalid", name=name[:MOST_SHOWN])
+        added[name] = value
     return added
+
+
+def _check_command(words: list[str]) -> None:
+    if (
+        not words[0]
+        or len(words) > ARGUMENTS
+        or sum(map(len, words)) > ALL_CHARACTERS
+        or any(len(word) > WORD_CHARACTERS or "\0" in word for word in words)
+    ):
+        raise refusal("command_invalid")
 
 
 def signal_name(number: int) -> str:
