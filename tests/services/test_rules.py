@@ -299,6 +299,31 @@ def test_a_bare_name_may_be_the_program_that_a_rule_forbids_by_its_path() -> Non
     assert decision(rules, call(kind="execute", command=("/bin/rm", "x"))) == "allow"
 
 
+@pytest.mark.parametrize("program", ["link/../rm", "/w/link/../../usr/bin/rm", "../usr/bin/rm"])
+def test_a_program_that_may_be_another_than_it_reads_is_neither_allowed_nor_let_by(
+    program: str,
+) -> None:
+    # Where a link leads, `..` goes on from there: a repository can hold both, and the file.
+    of = call(kind="execute", command=(program, "x"))
+    assert decision([Rule("allow", command=["/usr/bin/*", "/w/*"])], of) == "ask"
+    for glob in ("/usr/bin/rm", "/elsewhere/rm", "/usr/bin/*"):
+        assert decision([Rule("deny", command=glob)], of, default="allow") in {"ask", "deny"}
+    assert decision([Rule("deny", command="/usr/bin/git")], of, default="allow") == "allow"
+    assert decision([Rule("allow", kind="execute")], of) == "allow"
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["coproc", "builtin", "noglob", "nocorrect", "trap", ".", "source", "alias", "jobs", "compgen"],
+)
+def test_a_shell_s_own_words_are_no_program(word: str) -> None:
+    line = f"{word} rm x"
+    assert Call.words(line) == ("/bin/sh", "-c", line)
+    of = call(kind="execute", command=Call.words(line))
+    assert decision([Rule("deny", command="rm")], of, default="allow") == "ask"
+    assert decision([Rule("allow", command=word)], of) == "ask"
+
+
 def test_roots_through_links_are_known_by_both_names() -> None:
     of = call(
         kind="edit",
@@ -568,6 +593,31 @@ def test_a_huge_request_is_cut_and_in_doubt_and_costs_little() -> None:
     assert len(of.paths) == MAX_PATHS
     assert len(of.title) == MAX_TITLE
     assert of.doubt
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"locations": [{"path": "/w/" + "a/" * 2_000_000}]},
+        {"locations": [{"path": f"/w/{n}/" + "a/" * 2_000} for n in range(MAX_PATHS)]},
+        {"rawInput": {"command": "a " * 2_000_000}},
+        {"rawInput": {"command": ["rm"] * 1_000_000}},
+        {"rawInput": {"command": "rm", "args": ["a" * 100_000] * 20}},
+        {"rawInput": {"command": "rm", "env": {str(n): "" for n in range(100_000)}}},
+        {"rawInput": {"command": "rm", "env": [str(n) for n in range(100_000)]}},
+        {"content": [{"type": "diff", "path": "/w/a" * 1_000_000, "newText": ""}]},
+    ],
+)
+def test_whatever_is_huge_is_in_doubt_and_costs_little(fields: dict[str, Any]) -> None:
+    wanted = request(kind="execute" if "rawInput" in fields else "edit", **fields)
+    policy = Policy([Rule("deny", path=f"**/{n}/**/y") for n in range(10)], default="allow")
+    began = time.process_time()
+    of = Call.of_request(wanted, ("/w", "/v"))
+    assert policy.judge(of).decision == "ask"
+    assert time.process_time() - began < 1
+    assert of.doubt
+    assert sum(map(len, (*of.paths, *of.changes, *(of.command or ())))) < 256 * 1024
+    assert len(of.env) <= 1024
 
 
 def test_an_operation_is_what_a_service_is_about_to_do() -> None:

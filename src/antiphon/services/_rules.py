@@ -19,6 +19,7 @@ import posixpath
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 import msgspec
@@ -63,6 +64,16 @@ _RUNNERS: Final = _SHELLS.union(
     ("env", "sudo", "doas", "su", "nice", "ionice", "nohup", "timeout", "time", "setsid", "stdbuf"),
     ("xargs", "parallel", "find", "command", "exec", "eval", "busybox", "script", "unshare"),
     ("chroot", "watch", "strace"),
+)
+# Words that mean something to a shell and run others, or say what will be run: such a line is no
+# program and its arguments, however plain. (`_RUNNERS` has those that are programs, too.)
+_SHELL_WORDS: Final = frozenset(
+    (
+        *("if", "then", "elif", "else", "fi", "for", "foreach", "while", "until", "repeat", "do"),
+        *("done", "case", "esac", "select", "function", "coproc", "builtin", "source", ".", "trap"),
+        *("nocorrect", "noglob", "alias", "compgen", "complete", "enable", "hash", "jobs", "bind"),
+        *("mapfile", "readarray", "fc", "sched", "zmodload", "autoload", "zle", "emulate"),
+    )
 )
 _PATH_KEYS: Final = (
     *("path", "file_path", "filePath", "filepath", "file", "filename", "abs_path", "absolute_path"),
@@ -355,12 +366,15 @@ class _Facts:
         self.paths = [_Location(path, call) for path in call.paths]
         self.cwd = None if call.cwd is None else _Location(call.cwd, call)
         self.program: _Location | None = None
+        #: Whether nobody can say which file the program is: `link/../x` is not what its text says.
+        self.elsewhere = False
         self.runs_others = False
         if call.command:
             program = call.command[0]
             if "/" in program:
                 at = call.cwd or (call.roots[0] if call.roots else "/")
                 self.program = _Location(posixpath.join(at, program), call)
+                self.elsewhere = ".." in program.split("/")
             self.runs_others = posixpath.basename(program) in _RUNNERS
 
 
@@ -491,7 +505,8 @@ class _Matcher:
                 unclear = True
             elif not self._fits_command(facts):
                 # A line may do anything, whatever it begins with; a bare name may be any program.
-                if allows or not (facts.runs_others or self._could_be(call.command)):
+                may_be = facts.runs_others or self._could_be(facts)
+                if allows or not may_be:
                     return False
                 unclear = True
         if self._cwd:
@@ -515,9 +530,8 @@ class _Matcher:
             named = (not self._allows or "/" not in words[0]) and any(
                 glob(name) for glob in self._names
             )
-            if not named and not (
-                facts.program is not None and _fits_any(self._programs, facts.program)
-            ):
+            placed = facts.program is not None and _fits_any(self._programs, facts.program)
+            if not named and (not placed or (self._allows and facts.elsewhere)):
                 return False
         if self._args is None:
             return True
@@ -526,8 +540,15 @@ class _Matcher:
             return False
         return all(glob(word) for glob, word in zip(self._args, given, strict=False))
 
-    def _could_be(self, words: Sequence[str]) -> bool:
-        return bool(words) and "/" not in words[0] and any(glob(words[0]) for glob in self._found)
+    def _could_be(self, facts: _Facts) -> bool:
+        """Whether it may be one of the programs that are given by a path."""
+        words = facts.call.command
+        if not words or not self._found:
+            return False
+        bare = words[0] if facts.program is None else posixpath.basename(words[0])
+        return (facts.program is None or facts.elsewhere) and any(
+            glob(bare) for glob in self._found
+        )
 
     def _fits_env(self, call: Call) -> bool:
         if not self._env:
@@ -603,10 +624,11 @@ class _Unclear:
 
     def path(self, path: str, roots: Sequence[str]) -> str:
         """A path that the agent wrote, as rules see it."""
-        if "\0" in path or any("\ud800" <= character <= "\udfff" for character in path):
-            self.because("it names a path that is no text")
-        elif len(path) > MAX_PATH:
+        if len(path) > MAX_PATH:
             self.because("it names a path that is too long for a file")
+            path = path[:MAX_PATH]
+        if _NO_TEXT.search(path):
+            self.because("it names a path that is no text")
         elif not path:
             self.because("it names a path that is empty")
         elif ".." in path.split("/"):
@@ -659,13 +681,19 @@ def _read_request(
         at = None
     if not roots and (named or command):
         unclear.because("the session's directories are not known")
-    names = list(dict.fromkeys(named))
+    names, paths, left = list(dict.fromkeys(named)), dict[str, None](), MAX_ALL_PATHS
     if len(names) > MAX_PATHS:
         unclear.because(f"it names more than {MAX_PATHS} paths")
+    for name in names[:MAX_PATHS]:
+        left -= len(name)
+        if left < 0 and paths:
+            unclear.because("it names paths that are too long to look at all of them")
+            break
+        paths[unclear.path(name, roots)] = None
     return Call(
         kind=kind,
         title=title[:MAX_TITLE],
-        paths=tuple(dict.fromkeys(unclear.path(path, roots) for path in names[:MAX_PATHS])),
+        paths=tuple(paths),
         changes=tuple(dict.fromkeys(unclear.path(path, roots) for path in changes[:MAX_PATHS])),
         command=command,
         cwd=at,
@@ -712,6 +740,11 @@ def _command_of(value: object, unclear: _Unclear, args: object = None) -> tuple[
     elif isinstance(value, list):
         words = _words(cast("list[object]", value))
     more = _words(cast("list[object]", args)) if isinstance(args, list) else None
+    everything = (*(words or ()), *(more or ()))
+    if len(everything) > MAX_WORDS or sum(map(len, everything)) > MAX_COMMAND:
+        unclear.because("its command is longer than a system takes")
+        beginning = words[0][:MAX_COMMAND] if words else ""
+        return ("/bin/sh", "-c", beginning) if isinstance(value, str) else (beginning,)
     if words is None or (args is not None and more is None):
         unclear.because("its command is neither a line nor a list of words")
         return words
@@ -751,6 +784,7 @@ def _is_plain(line: str) -> bool:
     return (
         _FIRST_WORD.fullmatch(first) is not None
         and not first.startswith("-")
+        and first not in _SHELL_WORDS
         and all(_WORD.fullmatch(word) for word in others)
     )
 
@@ -761,10 +795,16 @@ def _env_in(value: object, unclear: _Unclear) -> dict[str, str]:
         case None:
             pass
         case Mapping():
-            for name, content in cast("Mapping[object, object]", value).items():
+            given = cast("Mapping[object, object]", value)
+            if len(given) > MAX_ENV:
+                unclear.because("it adds too much to the environment")
+            for name, content in islice(given.items(), MAX_ENV):
                 found[str(name)] = str(content)
         case list():
-            for entry in cast("list[object]", value):
+            entries = cast("list[object]", value)
+            if len(entries) > MAX_ENV:
+                unclear.because("it adds too much to the environment")
+            for entry in entries[:MAX_ENV]:
                 match entry:
                     case {"name": str(name)}:
                         found[name] = str(cast("dict[str, object]", entry).get("value", ""))
