@@ -45,6 +45,12 @@ MAX_PATHS: Final = 256
 #: Characters of a path, as in `Roots.locate`; and of a title.
 MAX_PATH: Final = 4096
 MAX_TITLE: Final = 64 * 1024
+#: Characters of all paths of a call that rules are tried on, which is done on the event loop.
+MAX_ALL_PATHS: Final = 64 * 1024
+#: Of a command: characters, as no system takes a longer word, and words. And variables.
+MAX_COMMAND: Final = 128 * 1024
+MAX_WORDS: Final = 16 * 1024
+MAX_ENV: Final = 1024
 
 #: Where two spellings can be one file, a rule that must not be slipped past takes them for one.
 _CASE_IS_NOTHING: Final = sys.platform in {"darwin", "win32"}
@@ -63,6 +69,7 @@ _STANDARD_SHELLS: Final = frozenset(
 _RUNNERS: Final = _SHELLS.union(
     ("env", "sudo", "doas", "su", "nice", "ionice", "nohup", "timeout", "time", "setsid", "stdbuf"),
     ("xargs", "parallel", "find", "command", "exec", "eval", "busybox", "script", "unshare"),
+_NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
     ("chroot", "watch", "strace"),
 )
 # Words that mean something to a shell and run others, or say what will be run: such a line is no
