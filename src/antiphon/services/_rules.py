@@ -61,6 +61,7 @@ _OPERATION_KINDS: Final = {"read": "read", "write": "edit", "execute": "execute"
 # What a shell passes on as it is. A first word with "=" is an assignment, so it is not among these.
 _WORD: Final = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _FIRST_WORD: Final = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
+_NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 _SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "ash", "fish"})
 _STANDARD_SHELLS: Final = frozenset(
     folder + shell for folder in ("", "/bin/", "/usr/bin/") for shell in _SHELLS - {"fish"}
@@ -69,7 +70,6 @@ _STANDARD_SHELLS: Final = frozenset(
 _RUNNERS: Final = _SHELLS.union(
     ("env", "sudo", "doas", "su", "nice", "ionice", "nohup", "timeout", "time", "setsid", "stdbuf"),
     ("xargs", "parallel", "find", "command", "exec", "eval", "busybox", "script", "unshare"),
-_NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
     ("chroot", "watch", "strace"),
 )
 # Words that mean something to a shell and run others, or say what will be run: such a line is no
