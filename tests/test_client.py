@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -219,6 +220,23 @@ def test_two_policies_cannot_guard_one_service(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="another policy guards"):
             Client(permissions=Permissions(default="deny"), **cast("Any", lent))
     Client(files=files, terminals=terminals, permissions=first)
+
+
+def test_a_policy_says_that_it_could_hold_no_write(tmp_path: Path) -> None:
+    files = Files(tmp_path, allow_write=True)
+    with pytest.raises(ValueError, match=r"no rule would hold a write.*Rule\(\"allow\""):
+        Client(files=files, permissions=Permissions([Rule("deny", path="**/.env")]))
+    assert files.guard is None
+    Client(files=Files(tmp_path, allow_write=False), permissions=Permissions())
+    Client(files=files, permissions="deny")
+
+
+@pytest.mark.parametrize("given", [".", PurePath("a"), True])
+def test_a_path_is_no_service(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"such as Files\(\)"):
+        Client(files=given)
+    with pytest.raises(TypeError, match=r"such as Terminals\(\)"):
+        Client(terminals=given)
 
 
 async def test_words_and_functions_guard_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from inspect import isawaitable
+from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import msgspec
@@ -67,7 +68,9 @@ class Client(ClientHandlers):
             update and the answers about that session wait for it.
 
     Raises:
-        ValueError: `permissions` is nothing of that, or another policy guards `files` or `terminals`.
+        ValueError: `permissions` is nothing of that, or a policy that could not guard `files` or
+            `terminals`: another one does, or `files` writes without asking (`allow_write=True`).
+        TypeError: `files` or `terminals` is a path or True, and no service.
 
     Attributes:
         info: name and version, sent as `clientInfo`; None sends "antiphon" and its version.
@@ -89,6 +92,12 @@ class Client(ClientHandlers):
         if permissions not in ("allow", "deny") and not callable(permissions):
             msg = f'permissions is "allow", "deny" or a function, not {permissions!r}'
             raise ValueError(msg)
+        for name, lent in (("files", files), ("terminals", terminals)):
+            if isinstance(cast("object", lent), str | PathLike | bool):
+                raise TypeError(
+                    f"{name} is an antiphon.services.{name.title()}, such as {name.title()}(), "
+                    f"not {lent!r}"
+                )
         self.files = files
         self.terminals = terminals
         self.permissions = permissions
@@ -203,6 +212,12 @@ def _guard(policy: Any, *services: Any) -> None:
         if other is not policy and isinstance(other, type(policy)):
             # That one would go on deciding, and this one would seem to.
             msg = f"another policy guards these {type(service).__name__}: give each its own"
+            raise ValueError(msg)
+        if getattr(service, "allow_write", None) is True:
+            msg = (
+                "Files(allow_write=True) writes without asking, so no rule would hold a write: "
+                'leave it out, and let a rule allow them, such as Rule("allow", kind="edit")'
+            )
             raise ValueError(msg)
         if hasattr(service, "guard_with"):
             service.guard_with(policy.guard, reads=bool(getattr(policy, "concerns_reads", True)))

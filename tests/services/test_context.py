@@ -41,13 +41,21 @@ async def test_a_guard_is_given_the_operation_and_its_true_permits() -> None:
     assert asked == [OPERATION]
 
 
+async def test_a_plain_guard_decides_as_an_async_one_does() -> None:
+    await permit(lambda operation: operation is OPERATION, OPERATION)
+
+
 @pytest.mark.parametrize("answer", [False, None, 1, "allow", object()])
 async def test_every_other_answer_denies(answer: Any) -> None:
     async def guard(operation: Operation) -> bool:
         return answer  # type: ignore[no-any-return]
 
-    with pytest.raises(_errors.InternalError, match="Permission denied"):
-        await permit(guard, OPERATION)
+    def plain(operation: Operation) -> bool:
+        return answer  # type: ignore[no-any-return]
+
+    for asked in (guard, plain):
+        with pytest.raises(_errors.InternalError, match="Permission denied"):
+            await permit(asked, OPERATION)
 
 
 async def test_what_a_guard_raises_passes_through() -> None:

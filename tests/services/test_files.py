@@ -948,6 +948,12 @@ async def test_a_guard_that_fails_allows_nothing(root: Path) -> None:
     assert os.listdir(root) == []
 
 
+@pytest.mark.parametrize("given", ["no", 0, 1])
+def test_what_does_not_say_who_may_write_is_refused(root: Path, given: Any) -> None:
+    with pytest.raises(TypeError, match="allow_write is True, False or None, not"):
+        Files(root, allow_write=given)
+
+
 async def test_the_guard_is_not_asked_about_what_is_refused_anyway(root: Path) -> None:
     asked: list[Operation] = []
     files = Files(root, guard=allow(asked))

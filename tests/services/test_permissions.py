@@ -577,6 +577,25 @@ async def test_what_is_remembered_is_shown_as_rules_that_say_the_same() -> None:
         assert judge(Call(kind="think", title="Think a", session_id="s1")).decision == "ask"
 
 
+async def test_what_is_remembered_of_odd_words_is_shown_as_a_rule_too() -> None:
+    permissions = Permissions(ask=lambda request: Answer(allow=True, remember="always"))
+    tool = run("my tool", "x")
+    await permissions.guard(tool)
+    async with opened(Client(permissions=permissions)) as (_, raw):
+        await raw.ask("session/request_permission", asking(title="Dance", kind="dance"))
+    judge = Permissions(permissions.remembered).judge
+    assert judge(Call.of_operation(tool, ("/w",))).decision == "allow"
+    assert judge(Call.of_operation(run("mytool", "x"), ("/w",))).decision == "ask"
+    assert judge(Call(kind="dance", title="Dance")).decision == "allow"
+    assert judge(Call(kind="dancer", title="Dance")).decision == "ask"
+
+
+@pytest.mark.parametrize("name", ["ask", "on_decision", "describe"])
+def test_what_is_no_function_is_refused_when_it_is_given(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} is a function, not 5"):
+        Permissions(**{name: 5})  # type: ignore[arg-type]
+
+
 async def test_memory_is_bounded_and_the_oldest_answers_are_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -1066,7 +1085,7 @@ async def test_a_decision_says_what_it_was_about() -> None:
 
 def test_a_policy_is_loaded_with_whom_to_ask(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
-    path.write_text('default = "allow"\ndeadline = 3\n[[rule]]\ndecision = "deny"\nkind = "x"\n')
+    path.write_text('default = "allow"\ndeadline = 3\n[[rule]]\ndecision = "deny"\nkind = "_x"\n')
 
     def ask(request: Request) -> bool:
         return True
@@ -1075,11 +1094,11 @@ def test_a_policy_is_loaded_with_whom_to_ask(tmp_path: Path) -> None:
         Permissions.load(path, ask=ask, on_decision=print),
         Permissions.from_toml(path.read_text(), ask=ask, on_decision=print),
     ):
-        assert permissions.rules == (Rule("deny", kind="x"),)
+        assert permissions.rules == (Rule("deny", kind="_x"),)
         assert (permissions.policy.default, permissions.deadline) == ("allow", 3)
         assert permissions.ask is ask
         assert permissions.on_decision is print
-        assert permissions.judge(Call(kind="x")).decision == "deny"
+        assert permissions.judge(Call(kind="_x")).decision == "deny"
     with pytest.raises(PolicyError, match=r"gone\.toml: cannot be read"):
         Permissions.load(tmp_path / "gone.toml")
     with pytest.raises(PolicyError, match="default"):

@@ -372,6 +372,11 @@ def test_the_home_in_a_rule_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: Rule("ask", deadline=float("nan")), "deadline", "more than 0"),
         (lambda: Rule("ask", deadline=True), "deadline", "bool True"),
         (lambda: Rule("deny", deadline=3), "deadline", "only a rule that asks"),
+        (lambda: Rule("deny", kind="write"), "kind", "'edit' is meant?"),
+        (lambda: Rule("deny", kind=["read", "Exec"]), "kind", "'Exec'; there are read, edit,"),
+        (lambda: Rule("deny", command="rm -rf *"), "command", "arguments go into args"),
+        (lambda: Rule("deny", command=["ls", "git\tx"]), "command", "one word"),
+        (lambda: Policy([{"decision": "deny"}]), "", "rule 1: a Rule, not dict"),  # type: ignore[list-item]
         (lambda: Policy(default="maybe"), "default", "one of"),  # type: ignore[arg-type]
         (lambda: Policy(reads=None), "reads", "one of"),  # type: ignore[arg-type]
         (lambda: Policy([Rule("deny")] * (MAX_RULES + 1)), "", f"at most {MAX_RULES}"),
@@ -382,6 +387,16 @@ def test_what_means_nothing_is_an_error_about_its_key(make: Any, key: str, words
         make()
     assert caught.value.key == key
     assert words in str(caught.value)
+
+
+def test_an_odd_kind_or_name_can_be_meant() -> None:
+    for kind in ("_vendor/x", "[w]rite", "wr*"):
+        rule = Rule("deny", kind=kind)
+        assert decision([rule], call(kind=kind.replace("[w]", "w").replace("*", "ite"))) == "deny"
+    for glob in ("my[ ]tool", "/opt/my tool", "/*/my tool"):
+        of = call(kind="execute", command=("/opt/my tool",))
+        assert decision([Rule("deny", command=glob)], of) == "deny"
+    Rule("allow", command=r"C:\Program Files\git.exe")
 
 
 def test_a_policy_error_keeps_its_facts_when_it_is_copied() -> None:

@@ -104,6 +104,8 @@ RULE = '[[rule]]\ndecision = "deny"\n'
         (RULE + 'path = "*.{py,md}"', "rule 1", "path", "several globs"),
         (RULE + 'name = "n"\ntitle = "["', "rule 1 ('n')", "title", "not closed"),
         (RULE + "name = 5", "rule 1", "name", "a text"),
+        (RULE + 'kind = "write"', "rule 1", "kind", "'edit' is meant?"),
+        (RULE + 'command = "git status"', "rule 1", "command", "arguments go into args"),
         (RULE + 'args = "x"', "rule 1", "args", "a list"),
         (RULE + "args = {}", "rule 1", "args", "dict"),
         (RULE + "env = 1979-05-27", "rule 1", "env", "date"),

@@ -7,6 +7,7 @@ Deciding is left to the guard (a person, a rule, `Permissions`), carrying out to
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from inspect import isawaitable
 from typing import Literal, Protocol
 
 import msgspec
@@ -60,8 +61,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Asked before every write and every command, and before reads where that is wanted; anything but
-#: True refuses.
-Guard = Callable[[Operation], Awaitable[bool]]
+#: True refuses. Async, or a plain function, which must not block.
+Guard = Callable[[Operation], Awaitable[bool] | bool]
 
 
 def refusal(reason: str, **facts: object) -> RequestError:
@@ -77,7 +78,12 @@ async def permit(guard: Guard | None, operation: Operation) -> None:
 
     What the guard itself raises passes through, so that a broken guard allows nothing.
     """
-    if guard is not None and await guard(operation) is not True:
+    if guard is None:
+        return
+    answer: object = guard(operation)
+    if isawaitable(answer):
+        answer = await answer
+    if answer is not True:
         raise denied()
 
 

@@ -22,7 +22,7 @@ import secrets
 import stat
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -121,7 +121,8 @@ class Files:
             directories). Each is pinned to its real path, the session's at their first use.
         allow_write: None asks the guard, and allows where there is none; True allows without
             asking; False refuses every write.
-        guard: asked before each write (see `Operation`); anything but True refuses.
+        guard: asked before each write (see `Operation`); anything but True refuses. Async, or a
+            plain function, which must not block.
         guard_reads: ask the guard before each read as well.
         create_parents: whether a write makes the missing directories above the file.
         read_bytes: the most that one read answers, in bytes of the file.
@@ -130,6 +131,7 @@ class Files:
 
     Raises:
         OSError: a root does not exist or is no directory.
+        TypeError: `allow_write` is something else.
         NotImplementedError: this system has no directory descriptors.
     """
 
@@ -143,6 +145,8 @@ class Files:
         read_bytes: int = READ_BYTES,
         overlay: Overlay | None = None,
     ) -> None:
+        if allow_write is not None and not isinstance(cast("object", allow_write), bool):
+            raise TypeError(f"allow_write is True, False or None, not {allow_write!r}")
         self.allow_write = allow_write
         self.guard = guard
         self.guard_reads = guard_reads

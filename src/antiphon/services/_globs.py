@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["GlobError", "PathGlob", "escape", "names_of", "text_glob"]
+__all__ = ["GlobError", "PathGlob", "escape", "names_of", "outside_sets", "text_glob"]
 
 _STAR: Final = None
 _ALTERNATIVES: Final = re.compile(r"\{[^{}]*,[^{}]*\}")
@@ -36,6 +36,11 @@ def escape(text: str) -> str:
     return escaped.replace("{", "[{]")
 
 
+def outside_sets(glob: str) -> str:
+    """The glob with its sets emptied: what stands in it for itself, and the stars."""
+    return _SETS.sub("[]", glob)
+
+
 def text_glob(glob: str, *, ignore_case: bool = False) -> Callable[[str], bool]:
     """Whether a whole text matches, as a function.
 
@@ -44,7 +49,7 @@ def text_glob(glob: str, *, ignore_case: bool = False) -> Callable[[str], bool]:
     """
     if not glob:
         raise GlobError("an empty glob matches nothing")
-    if found := _ALTERNATIVES.search(_SETS.sub("[]", glob)):
+    if found := _ALTERNATIVES.search(outside_sets(glob)):
         raise GlobError(
             f"{glob!r}: {found[0]} is no list of alternatives here; write several globs, "
             "or [{] for the brace itself"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import time
 from collections import OrderedDict
 from contextvars import ContextVar
@@ -23,15 +24,15 @@ import msgspec
 
 from antiphon._errors import ENDING
 from antiphon.schema import v1
+from antiphon.services._context import Operation  # noqa: TC001 - a signature is read when it is run
 from antiphon.services._globs import escape
-from antiphon.services._rules import Call, Policy, Rule, Verdict, check_deadline, spelled
+from antiphon.services._rules import KINDS, Call, Policy, Rule, Verdict, check_deadline, spelled
 from antiphon.services._toml import read_policy, read_policy_file
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from antiphon.schema import v1_unstable
-    from antiphon.services._context import Operation
     from antiphon.services._rules import Word
 
 __all__ = ["Answer", "Ask", "Decision", "Permissions", "Request", "asking_thread"]
@@ -94,7 +95,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[v1.PermissionOption, ...]
     verdict: Verdict
     deadline: float | None = None
-    params: v1_unstable.RequestPermissionRequest | None = None
+    params: v1.RequestPermissionRequest | None = None
     operation: Operation | None = None
 
 
@@ -220,6 +221,9 @@ class Permissions:
         if iscoroutinefunction(on_decision):
             msg = "on_decision is a plain function: nobody would wait for an async one"
             raise TypeError(msg)
+        for name, given in (("ask", ask), ("on_decision", on_decision), ("describe", describe)):
+            if given is not None and not callable(given):
+                raise TypeError(f"{name} is a function, not {given!r}")
         self.ask = ask
         self.on_decision = on_decision
         self.describe = describe
@@ -678,10 +682,14 @@ def _as_rule(word: Word, call: Call, session: str | None) -> Rule:
     return Rule(
         word,
         name="remembered",
-        kind=[escape(kind) for kind in call.kinds],
+        # A rule takes these for mistakes, unless they are written as globs.
+        kind=[
+            escape(kind) if kind in KINDS else re.sub(r"^[A-Za-z]", r"[\g<0>]", escape(kind))
+            for kind in call.kinds
+        ],
         title=[] if named or not call.title else escape(call.title),
         path=[escape(path) for path in call.paths],
-        command=[escape(command[0])] if command else [],
+        command=[re.sub(r"\s", r"[\g<0>]", escape(command[0]))] if command else [],
         args=[escape(arg) for arg in command[1:]] if command else None,
         cwd=[escape(call.cwd)] if command and call.cwd else [],
         session=[] if session is None else escape(session),

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 import msgspec
 
 from antiphon.schema import v1
-from antiphon.services._globs import GlobError, PathGlob, names_of, text_glob
+from antiphon.services._globs import GlobError, PathGlob, names_of, outside_sets, text_glob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -54,6 +54,14 @@ MAX_ENV: Final = 1024
 
 #: Where two spellings can be one file, a rule that must not be slipped past takes them for one.
 _CASE_IS_NOTHING: Final = sys.platform in {"darwin", "win32"}
+
+#: The protocol's words for what a call is.
+KINDS: Final = (
+    *("read", "edit", "delete", "move", "search"),
+    *("execute", "fetch", "think", "switch_mode", "other"),
+)
+#: What a kind is sometimes called: by this library's services, or by agents.
+_CALLED: Final = {"write": "edit", "run": "execute", "command": "execute", "bash": "execute"}
 
 _FILE_KINDS: Final = frozenset({"read", "edit", "delete", "move", "search", "other"})
 _COMMAND_KINDS: Final = frozenset({"execute", "other"})
@@ -91,6 +99,9 @@ _COMMAND_KEYS: Final = ("command", "cmd", "argv")
 _CWD_KEYS: Final = ("cwd", "workdir", "working_directory", "workingDirectory")
 # A home or a drive or a scheme: nobody here can say which file that is.
 _ODD_PATH: Final = re.compile(r"~|[A-Za-z][A-Za-z0-9+.-]*:")
+# A kind that is written out; the protocol leaves words with "_" before them to extensions.
+_PLAIN_KIND: Final = re.compile(r"[A-Za-z]\w*")
+_BLANK: Final = re.compile(r"\s")
 
 
 class PolicyError(ValueError):
@@ -282,7 +293,7 @@ class Policy:
         reads: what no rule matches and is nothing but a read.
 
     Raises:
-        PolicyError: another word, or more than 1000 rules.
+        PolicyError: another word, no rule, or more than 1000 of them.
     """
 
     def __init__(
@@ -294,6 +305,9 @@ class Policy:
         self.rules = tuple(rules)
         if len(self.rules) > MAX_RULES:
             raise PolicyError(f"{len(self.rules)} rules; at most {MAX_RULES} are tried in order")
+        for number, rule in enumerate(self.rules, 1):
+            if not isinstance(cast("object", rule), Rule):
+                raise PolicyError(f"a Rule, not {_shown(rule)}", rule=f"rule {number}")
         self.default: Word = default
         self.reads: Word = reads
         self._matchers = [_Matcher(rule) for rule in self.rules]
@@ -443,6 +457,15 @@ class _Matcher:
             raise PolicyError(f"a text, not {_shown(rule.name)}", key="name")
         self._allows = rule.decision == "allow"
         self._kind = _texts("kind", rule.kind)
+        for kind in _strings("kind", rule.kind):
+            if kind not in KINDS and _PLAIN_KIND.fullmatch(kind):
+                meant = _CALLED.get(kind.lower(), kind.lower())
+                hint = f"{meant!r} is meant?" if meant in KINDS else f"there are {', '.join(KINDS)}"
+                raise PolicyError(
+                    f"no such kind: {kind!r}; {hint}"
+                    f" ('[{kind[0]}]{kind[1:]}' for an agent's own word)",
+                    key="kind",
+                )
         self._title = _texts("title", rule.title)
         self._session = _texts("session", rule.session)
         self._env = _texts("env", rule.env)
@@ -455,6 +478,13 @@ class _Matcher:
         named = [glob for glob in commands if "/" not in glob]
         placed = [glob for glob in commands if "/" in glob]
         self._names = _texts("command", named, folding)
+        for command in named:
+            if "\\" not in command and _BLANK.search(outside_sets(command)):
+                raise PolicyError(
+                    f"{command!r} would be one word, the program's name: its arguments go into args"
+                    ", one each ([ ] for a blank in a name)",
+                    key="command",
+                )
         self._programs = _paths("command", placed, home, folding)
         # Which bare names could be one of these programs, where a shell or the system finds it.
         self._found = _texts("command", [glob.rpartition("/")[2] for glob in placed], folding)

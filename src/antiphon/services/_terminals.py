@@ -89,7 +89,8 @@ class Terminals:
 
     Args:
         roots: where commands may be started. None given: the session's own directories.
-        guard: asked before each command (see `Operation`); anything but True refuses.
+        guard: asked before each command (see `Operation`); anything but True refuses. Async, or a
+            plain function, which must not block.
         env: what commands see of our environment, as for `antiphon.spawn` but for None, which is
             "essential" here: what programs need to find themselves and their user. A mapping: the
             essential and these; a value that is None leaves its name out. "inherit": all of ours.
