@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import inspect
 import json
 import subprocess
 import sys
@@ -54,6 +55,14 @@ def test_the_import_s_own_report_names_no_protocol_version() -> None:
 
 def test_the_version_is_the_one_that_is_installed() -> None:
     assert antiphon.__version__ == importlib.metadata.version("antiphon")
+
+
+def test_help_has_the_signature_of_every_class_of_the_services() -> None:
+    services = import_module("antiphon.services")
+    for name in services.__all__:
+        if isinstance(getattr(services, name), type):
+            # Of a struct it is made from the types of its fields, which have to be there then.
+            assert inspect.signature(getattr(services, name)), name
 
 
 def test_an_error_can_be_named_without_loading_the_protocol() -> None:

@@ -379,8 +379,9 @@ def test_a_root_that_is_no_directory_is_an_error_at_once(
     root: Path, name: str, error: type[OSError]
 ) -> None:
     (root / "f").touch()
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         Roots([root / name])
+    assert caught.value.filename == str(root / name)
     assert not Roots([root / name], skip_missing=True)
 
 

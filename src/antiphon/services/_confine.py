@@ -99,9 +99,12 @@ class Roots:
                 real = os.path.realpath(given, strict=True)
                 if not os.path.isdir(real):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-            except OSError:
+            except OSError as error:
                 if skip_missing:
                     continue
+                if isinstance(error.filename, bytes):
+                    # As a person wrote it and reads it.
+                    error.filename = os.fsdecode(error.filename)
                 raise
             self._pin(_names(real), _names(real))
             plain = os.path.normpath(given)

@@ -22,7 +22,7 @@ from antiphon.services._pattern import compile_pattern
 __all__ = ["Choice", "Field", "Form", "FormError", "FormValue"]
 
 #: What a form's answer may hold.
-FormValue: TypeAlias = "str | int | float | bool | list[str]"
+FormValue: TypeAlias = str | int | float | bool | list[str]
 FieldKind: TypeAlias = Literal[
     "string", "integer", "number", "boolean", "choice", "choices", "other"
 ]
