@@ -26,6 +26,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
         "frame_bytes": 16 * 1024 * 1024,
         "json_depth": 256,
         "inbound_requests": 1000,
+        "inbound_bytes": 64 * 1024 * 1024,
         "sessions": 1000,
         "queue_bytes": 64 * 1024 * 1024,
         "queue_updates": 32_768,

@@ -285,6 +285,30 @@ async def test_past_the_limit_of_requests_in_flight_the_answer_is_server_busy() 
         assert link.peer.responses(3)[1]["result"] == {"good": True}
 
 
+async def test_large_requests_in_flight_are_bounded_by_bytes_and_one_is_always_handled() -> None:
+    gate = Gate()
+    async with linked(inbound_bytes=10_000) as link:
+        link.side.serve("slow", gate)
+        link.side.serve("good", good)
+        large = {"text": "x" * 6000}
+        link.peer.call(1, "slow", large)
+        for id_ in (2, 3):
+            link.peer.call(id_, "good", large)
+            assert (await link.peer.answer_to(id_))["error"] == {
+                "code": -32603,
+                "message": "Server busy",
+                "data": {"reason": "limit inbound_bytes exceeded", "limit": 10_000},
+            }
+        link.peer.call(4, "good")
+        assert (await link.peer.answer_to(4))["result"] == {"good": True}
+        # What is cancelled, or over, counts no more; nor does what was refused.
+        link.peer.send({"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": 1}})
+        assert (await link.peer.answer_to(1))["error"]["code"] == -32800
+        for id_ in (5, 6, 7):
+            link.peer.call(id_, "good", {"text": "x" * 60_000})
+            assert (await link.peer.answer_to(id_))["result"] == {"good": True}
+
+
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("method", ["session/cancel", "$/cancel_request", "session/update", ""])
 async def test_what_is_only_ever_told_is_no_request(side: Side, method: str) -> None:

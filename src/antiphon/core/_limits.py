@@ -30,6 +30,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     json_depth: int = 256
     #: Requests of the peer being handled at once; one more is answered -32603 "Server busy".
     inbound_requests: int = 1000
+    #: Their frames, together: a thousand questions of 16 MiB, which wait for a person, would be 16 GiB.
+    #: One alone is always handled.
+    inbound_bytes: int = 64 * MIB
     #: Sessions known on one connection.
     sessions: int = 1000
     #: Undelivered updates of all sessions together, in frame bytes. When it is spent, reading

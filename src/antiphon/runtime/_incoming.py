@@ -53,6 +53,7 @@ class InboundCall:
         "id",
         "method",
         "rx_seq",
+        "size",
         "started",
         "task",
         "withdrawn",
@@ -63,6 +64,8 @@ class InboundCall:
         self.method = method
         #: Position of its frame among all that came on the connection, from 1.
         self.rx_seq = rx_seq
+        #: Bytes of its frame, if it counts among what is being handled.
+        self.size = 0
         self.cancelled = False
         #: Whether it has its response. By this, not by its id, is told what may still answer: the peer
         #: may use the id again as soon as it has the response.
@@ -89,6 +92,8 @@ class Incoming:
         self._limits = connection.limits
         self._writer = connection.writer
         self._send = connection.send
+        #: Frames of the requests that are being handled: what they hold, their handlers may hold.
+        self._bytes = 0
         #: The handshake being handled: what arrives meanwhile waits here, in order.
         self.held: list[tuple[RequestEvent | NotificationEvent, int]] | None = None
 
@@ -139,9 +144,13 @@ class Incoming:
                 raise InvalidRequest({"reason": "already initialized"})
         elif method != "initialize":
             raise InvalidRequest({"method": method, "reason": "initialize required"})
-        limit, writer = self._limits.inbound_requests, self._writer
-        if len(self._protocol.requests) >= limit or (writer.paused and writer.full):
-            raise self._busy(call)
+        limits, writer, size = self._limits, self._writer, len(event.frame)
+        if (
+            len(self._protocol.requests) >= limits.inbound_requests
+            or (self._bytes + size > limits.inbound_bytes and self._bytes)
+            or (writer.paused and writer.full)
+        ):
+            raise self._busy(call, size)
         route = self._router.request_route(method)
         if route is None:
             raise MethodNotFound(shown_text(method))
@@ -158,16 +167,20 @@ class Incoming:
         if method == "initialize":
             self.held = []
         # No callback that forgets it at its end, as `create_task` has: `_serve` does.
+        call.size = size
+        self._bytes += size
         call.task = task = connection.new_task(self._serve(call, route, params, context))
         connection.tasks.add(task)
 
-    def _busy(self, call: InboundCall) -> InternalError:
-        """What is said where there is no room: too many at once, or answers that nobody takes."""
+    def _busy(self, call: InboundCall, size: int) -> InternalError:
+        """What is said where there is no room: too much at once, or answers that nobody takes."""
         limit = self._limits.inbound_requests
         reason = "too many concurrent inbound requests"
         if len(self._protocol.requests) < limit:
-            limit = self._limits.unsent_bytes
-            reason = "limit unsent_bytes exceeded"
+            over = self._bytes and self._bytes + size > self._limits.inbound_bytes
+            name = "inbound_bytes" if over else "unsent_bytes"
+            limit = getattr(self._limits, name)
+            reason = f"limit {name} exceeded"
         self._connection.emit(
             "inbound_shed",
             id=shown_id(call.id),
@@ -212,6 +225,7 @@ class Incoming:
             except BaseException as error:  # noqa: BLE001  (the boundary)
                 self._answer_error(call, error)
         finally:
+            self._bytes -= call.size
             if call.deferred is not None:
                 call.deferred.release()
             if call.task is not None:
