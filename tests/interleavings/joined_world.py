@@ -336,6 +336,8 @@ class JoinedWorld(World):
                     break
         exchange.stop_reason = turn.stop_reason
         exchange.answered = True
+        if exchange.left and turn.stop_reason is None:  # given up, and perhaps still running there
+            self.impatient = True
         if exchange.left or self.impatient or session.session_id in self.closed:
             return
         if exchange.got != exchange.said:

@@ -129,9 +129,10 @@ def permissions_left_open(patch: pytest.MonkeyPatch) -> None:
 
 
 def late_updates_sent(patch: pytest.MonkeyPatch) -> None:
-    async def text(self: Turn, head: bytes, text: str) -> None:
+    def text(self: Turn, head: bytes, text: str) -> bool:
         """Look at nothing."""
         self.peer.connection.send(head + json.dumps(text).encode() + b"}}}}")
+        return False
 
     patch.setattr(Turn, "_text", text)
 
