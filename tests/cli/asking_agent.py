@@ -1,6 +1,7 @@
 """Agents that ask a person and that want a login: `python asking_agent.py KIND [STATE] [WORDS…]`.
 
-Standard library only. STATE is a file that exists once somebody has signed in.
+Standard library only. STATE is a file that exists once somebody has signed in. A turn asks for an
+address a word, or the form as often as there are words.
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ def terminal_login(state: Path, words: list[str]) -> None:
 
 METHODS: dict[str, list[dict[str, Any]]] = {
     "none": [],
+    "mute": [],
     "agent": [{"id": "oauth", "name": "Sign in with the web", "description": "opens a page"}],
     "refuses": [{"id": "oauth", "name": "Sign in with the web"}],
     "variable": [{"id": "key", "name": "API key", "type": "env_var", "vars": [{"name": "ODD_KEY"}]}],
@@ -184,6 +186,8 @@ def main() -> None:
                     send({"id": message["id"], "error": error})
                     continue
                 state.touch()
+            case "session/new" if kind == "mute":
+                continue
             case "session/new":
                 if kind not in SCHEMAS and kind != "link" and not state.exists():
                     error = {"code": -32000, "message": "Authentication required"}
@@ -191,7 +195,8 @@ def main() -> None:
                     continue
                 result = {"sessionId": "s"}
             case "session/prompt":
-                say(json.dumps(link(*words) if kind == "link" else form(kind)))
+                for word in words or ["once"]:
+                    say(json.dumps(link(word) if kind == "link" else form(kind)) + "\n")
                 result = {"stopReason": "end_turn"}
             case _:
                 pass

@@ -6,11 +6,9 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from antiphon.cli._elicit import harmless
 from tests.cli.command import antiphon
 from tests.cli.screen import Screen
 
@@ -73,18 +71,14 @@ def test_a_form_is_filled_in_field_by_field_and_reviewed(tmp_path: Path) -> None
 
 
 @pytest.mark.covers("R1-130")
-@pytest.mark.parametrize(
-    ("typed", "action"),
-    [("s", "accept"), ("d", "decline"), ("c", "cancel"), (CTRL_D, "cancel")],
-)
-def test_a_review_can_send_decline_or_cancel(tmp_path: Path, typed: str, action: str) -> None:
-    with asking(tmp_path, "one") as screen:
-        answer(screen, ("[Jo, or - for nothing] > ", "\n"), ("Cancel: close", ""), ("> ", typed))
-        if typed != CTRL_D:
-            screen.type("\n")
+def test_a_review_can_send_decline_or_cancel(tmp_path: Path) -> None:
+    typed = {"s\n": "accept", "d\n": "decline", "c\n": "cancel", CTRL_D: "cancel"}
+    with asking(tmp_path, "one", *typed.values()) as screen:
+        for keys, action in typed.items():
+            answer(screen, ("[Jo, or - for nothing] > ", "\n"), ("Cancel: close", ""), ("> ", keys))
+            answer(screen, (f'"action": "{action}"', ""))
 
         assert screen.end() == 0
-        assert f'"action": "{action}"' in screen.text
 
 
 def test_an_answer_can_be_changed_before_it_is_sent(tmp_path: Path) -> None:
@@ -238,17 +232,15 @@ def test_an_address_is_opened_only_after_a_yes(tmp_path: Path, term: str) -> Non
 
 
 @pytest.mark.covers("R1-135")
-@pytest.mark.parametrize(
-    ("typed", "action"),
-    [("y\n", "accept"), ("d\n", "decline"), ("c\n", "cancel"), (CTRL_D, "cancel")],
-)
-def test_nothing_is_opened_without_consent(tmp_path: Path, typed: str, action: str) -> None:
-    with asking(tmp_path, "link", "https://example.com/", BROWSER=browser(tmp_path)) as screen:
-        answer(screen, ("Cancel: close", ""), ("> ", typed))
+def test_nothing_is_opened_without_consent(tmp_path: Path) -> None:
+    typed = {"y\n": "accept", "d\n": "decline", "c\n": "cancel", CTRL_D: "cancel"}
+    addresses = ["https://example.com/"] * len(typed)
+    with asking(tmp_path, "link", *addresses, BROWSER=browser(tmp_path)) as screen:
+        for keys, action in typed.items():
+            answer(screen, ("Cancel: close", ""), ("> ", keys), (f'"action": "{action}"', ""))
+            assert not (tmp_path / "opened").exists()
 
         assert screen.end() == 0
-        assert f'"action": "{action}"' in screen.text
-        assert not (tmp_path / "opened").exists()
 
 
 def test_without_a_browser_a_person_is_told_to_open_it(tmp_path: Path) -> None:
@@ -271,16 +263,3 @@ def test_what_is_no_web_address_is_not_even_shown(tmp_path: Path) -> None:
         assert screen.end() == 0
         assert "-32602" in screen.text
         assert "wants this page" not in screen.text
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a\x1b[2Jb", "a\ufffd[2Jb"),
-        ("a\u202eb\u200bc\u2066", "a\ufffdb\ufffdc\ufffd"),
-        ("x" * 20, "x" * 10 + "…"),
-        ("שלום", "שלום"),
-    ],
-)
-def test_harmless_text(text: str, shown: Any) -> None:
-    assert harmless(text, 10) == shown

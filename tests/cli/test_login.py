@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from antiphon.cli import _login, main
 from tests.cli.command import BOUND, Ran, antiphon
 from tests.cli.screen import Screen
 
@@ -237,6 +238,27 @@ def test_an_agent_without_ways_says_so(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     ran = login_without_terminal(tmp_path, "none")
     assert ran.code == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        ((), 4, "did not open and close a session within 0.1 s"),
+        (("--timeout", "0.1"), 5, "It did not end within 0.1 s"),
+    ],
+)
+def test_an_agent_that_never_opens_a_session_is_given_up(
+    tmp_path: Path,
+    more: tuple[str, ...],
+    code: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_login, "CHECK_SECONDS", 60.0 if more else 0.1)
+
+    assert main(["login", "--agent", agent(tmp_path, "mute"), *more]) == code
+    assert words in capsys.readouterr().err
 
 
 def test_an_agent_that_cannot_be_started_is_exit_code_3(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from antiphon.cli._output import Output, as_line, readable, update_line
+from antiphon.cli._output import Output, as_line, harmless, readable, update_line
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,24 @@ def test_output_that_was_never_there_is_lost_from_the_start(
     [
         ("a\nb\r\nc\rd\u2028e\x85f", "a⏎b⏎c⏎d⏎e⏎f"),
         ("a\u202eb\u2066c\u200bd", "a\ufffdb\ufffdc\ufffdd"),
+        ("a\u00adb\ufeff\U000e0041", "a\ufffdb\ufffd\ufffd"),
         ("\x1b[2J", "\ufffd[2J"),
         ("naïve 👩\u200d💻 שלום", "naïve 👩\u200d💻 שלום"),
     ],
 )
 def test_a_line_is_one_line_in_the_order_it_has(text: str, line: str) -> None:
     assert as_line(text) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1b[2Jb", "a\ufffd[2Jb"),
+        ("a\u202eb\u200bc\u2066", "a\ufffdb\ufffdc\ufffd"),
+        ("x" * 20, "x" * 10 + "…"),
+        ("שלום 👩\u200d💻", "שלום 👩\u200d💻"),
+        ("\ufeffa\u00adb", "\ufffda\ufffdb"),
+    ],
+)
+def test_harmless_text(text: str, shown: str) -> None:
+    assert harmless(text, 10) == shown

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from antiphon.cli._output import readable
+from antiphon.cli._output import harmless
 from antiphon.cli._view import Question, ToolView
 from antiphon.services import Elicitation
 
@@ -26,18 +25,12 @@ if TYPE_CHECKING:
     from antiphon.cli._view import Display
     from antiphon.services import Field, Form, UrlRequest
 
-__all__ = ["Elicit", "Person", "harmless", "open_page"]
+__all__ = ["Elicit", "Person", "open_page"]
 
-MAX_CHARS = 4000
 MAX_CHOICES = 40
 MAX_FIELDS = 100
 #: What a browser may take to say that it cannot be opened.
 BROWSER_SECONDS = 5.0
-
-# What changes the direction of the text around it, or cannot be seen.
-_INVISIBLE = re.compile(
-    "[\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
-)
 
 _WARNINGS = {
     "http": "The connection is not encrypted (http).",
@@ -332,14 +325,6 @@ def _chosen(field: Field, value: str) -> str:
         if "," not in word and (not means or all(c.value == value for c in means)):
             return word
     return str(number)
-
-
-def harmless(text: str, limit: int = MAX_CHARS, *, one_line: bool = False) -> str:
-    """Text of an agent that can neither move the cursor, nor hide, nor turn other text around."""
-    if one_line:
-        text = " ".join(text.split())
-    text = _INVISIBLE.sub("\ufffd", readable(text))
-    return text if len(text) <= limit else text[:limit] + "…"
 
 
 async def open_page(url: str) -> bool:

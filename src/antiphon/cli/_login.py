@@ -18,9 +18,9 @@ from antiphon import AuthRequired, Capabilities, Client, Limits, spawn
 from antiphon._errors import RequestError
 from antiphon.cli._arguments import UsageError
 from antiphon.cli._ask import can_ask
-from antiphon.cli._elicit import Elicit, harmless
-from antiphon.cli._outcome import PROTOCOL, TIMEOUT, explain
-from antiphon.cli._output import Output, readable, tell
+from antiphon.cli._elicit import Elicit
+from antiphon.cli._outcome import PROTOCOL, Failure, explain
+from antiphon.cli._output import Output, harmless, readable, tell
 from antiphon.cli._plain import Plain
 from antiphon.cli._prompt import agent_command, agent_environment, folder
 from antiphon.cli._show import choose_asker
@@ -98,11 +98,10 @@ def run(options: argparse.Namespace) -> int:
         return PROTOCOL
     except UsageError:
         raise
-    except TimeoutError:
-        tell(f"antiphon: It did not end within {job.timeout:g} s.\n")
-        return TIMEOUT
     except Exception as error:
         failure = explain(error)
+        if failure is None and isinstance(error, TimeoutError) and job.timeout is not None:
+            failure = Failure(kind="timeout", message=f"It did not end within {job.timeout:g} s.")
         if failure is None:
             raise
         tell(f"antiphon: {readable(failure.text())}\n")
@@ -120,17 +119,16 @@ def _in_time(job: _Job, work: Callable[[], Awaitable[Any]]) -> Any:
 
 async def _ask_agent(job: _Job) -> v1.AuthMethodTerminal | None:
     """Find the way, and go it where it is the agent's own; a terminal way is given back."""
-    offers_seen = _Wire()
+    wire = _Wire()
     display = Plain(Output(), sys.stderr, cwd=job.cwd)
     elicitation = None
     if can_ask():
         command = shlex.join(job.argv)
         elicitation = Elicit(display, choose_asker(), asyncio.Lock(), command).service()
     client = _client(elicitation)
-    async with _start(job, client, offers_seen) as agent:
+    async with _start(job, client, wire) as agent:
         offers = [
-            _Offer(method=method, needs=offers_seen.variables(method.id))
-            for method in agent.auth_methods
+            _Offer(method=method, needs=wire.variables(method.id)) for method in agent.auth_methods
         ]
         if not offers:
             await _nothing_to_choose(agent, job)
@@ -224,6 +222,9 @@ async def _check(agent: AgentPeer, job: _Job) -> None:
                 await session.close()
     except AuthRequired as error:
         msg = f"The agent still wants a login: {error.message}"
+        raise _Failed(msg) from error
+    except TimeoutError as error:
+        msg = f"The agent did not open and close a session within {CHECK_SECONDS:g} s."
         raise _Failed(msg) from error
     tell("The agent opened a session: you are signed in.\n")
 

@@ -18,7 +18,10 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Output", "as_line", "is_terminal", "readable", "tell", "update_line"]
+__all__ = ["Output", "as_line", "harmless", "is_terminal", "readable", "tell", "update_line"]
+
+#: Characters of an agent's text that are shown at once.
+MAX_CHARS = 4000
 
 # What some readers take for the end of a line, raw inside JSON: a carriage return can only stand
 # between tokens there, the other three only inside strings.
@@ -31,9 +34,11 @@ _AS_JSON = {
 }
 # C0 and C1 controls but tab and newline, and DEL: what can move a cursor or talk to a terminal.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# What shows text in another order than it has, or not at all: embeddings, overrides, isolates, and
-# what has no width.
-_DISGUISES = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069]")
+# What shows text in another order than it has, or not at all: embeddings, overrides, isolates, tags,
+# and what has no width. Joiners are left: scripts and emoji need them.
+_DISGUISES = re.compile(
+    "[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+)
 _BREAKS = re.compile("\r\n|[\r\n\x0b\x0c\x85\u2028\u2029]")
 
 
@@ -145,3 +150,17 @@ def as_line(text: str) -> str:
     has no width or turns the direction U+FFFD, like control characters.
     """
     return _DISGUISES.sub("\ufffd", readable(_BREAKS.sub("⏎", text)))
+
+
+def harmless(text: str, limit: int = MAX_CHARS, *, one_line: bool = False) -> str:
+    """Text from elsewhere that can neither move the cursor, nor hide, nor turn other text around.
+
+    Args:
+        text: in as many lines as it has.
+        limit: characters after which it is cut, marked by "…".
+        one_line: as one line, white space of any length a space.
+    """
+    if one_line:
+        text = " ".join(text.split())
+    text = _DISGUISES.sub("\ufffd", readable(text))
+    return text if len(text) <= limit else text[:limit] + "…"
