@@ -478,6 +478,13 @@ def test_each_session_has_its_own_roots(tmp_path: Path) -> None:
     assert refused(pins.roots(Ctx("1", one)), extra / "f") == "path_traversal"
 
 
+def test_sessions_that_are_not_known_have_no_roots_and_leave_nothing(tmp_path: Path) -> None:
+    pins = Pins(())
+    for number in range(1000):
+        assert refused(pins.roots(Ctx(f"made up {number}")), tmp_path) == "path_traversal"
+    assert not pins._sessions
+
+
 def test_a_service_with_roots_of_its_own_ignores_those_of_sessions(tmp_path: Path) -> None:
     own, session = tmp_path / "own", tmp_path / "session"
     own.mkdir()

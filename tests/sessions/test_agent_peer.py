@@ -1004,6 +1004,12 @@ async def test_strangers_that_want_terminals_are_bounded() -> None:
             assert ("error" in answer) is refused
 
 
+async def test_a_stranger_s_endless_id_is_not_remembered() -> None:
+    async with raw_agent(Lent()) as (_, raw):
+        answer = await raw.ask("terminal/create", {"sessionId": "x" * 5000, "command": "x"})
+        assert answer["error"]["data"] == {"reason": "session unknown"}
+
+
 # ------------------------------------------------------------------ extensions
 
 

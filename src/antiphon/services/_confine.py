@@ -181,6 +181,9 @@ class Pins:
         if self._own is not None:
             return self._own
         names = tuple(ctx.roots)
+        if not names:
+            # No session that is known, and an agent can make up any number of ids.
+            return Roots(())
         pinned = self._sessions.get(ctx.session_id)
         # Loading a session may give it other directories.
         if pinned is None or pinned[0] != names:

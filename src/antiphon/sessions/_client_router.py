@@ -30,6 +30,9 @@ _NO_ANSWER = {
     "elicitation/create": b'{"action":"cancel"}',
 }
 
+#: Characters of the id of a session that is not known, if it is to be remembered.
+_STRANGE_ID = 4096
+
 
 class ClientHandlersLike(HandlersLike, Protocol):
     """What this module needs of a `Client`."""
@@ -239,6 +242,8 @@ class ClientRouter(SideRouter):
     ) -> Callable[[Any, Any], Awaitable[Any]]:
         async def create_terminal(params: Any, context: ClientContext) -> Any:
             if context.session is None and params.session_id not in self.strangers:
+                if len(params.session_id) > _STRANGE_ID:
+                    raise InvalidParams({"reason": "session unknown"})
                 limit = self._peer.connection.limits.sessions
                 if len(self.strangers) >= limit:
                     raise LimitExceeded("sessions", limit, len(self.strangers) + 1)
