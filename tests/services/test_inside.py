@@ -167,7 +167,8 @@ def test_a_first_process_that_cannot_stand_apart_says_so(monkeypatch: pytest.Mon
 def test_signals_are_as_for_any_new_process(inside: Inside) -> None:
     inside.order("sh", "-c", "grep -E 'Sig(Ign|Blk)' /proc/self/status", supervise=True)
     printed = inside.printed().split()
-    assert {int(mask, 16) for mask in printed[1::2]} == {0}
+    # Signals 32 and 33 are the C library's own: how they are inherited, no program can change.
+    assert {int(mask, 16) & ~(3 << 31) for mask in printed[1::2]} == {0}
     inside.control.shutdown(socket.SHUT_RDWR)
 
 
