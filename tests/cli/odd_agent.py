@@ -185,6 +185,15 @@ def waits_for_cancel() -> None:
     until_the_client_leaves()
 
 
+def thinks_for_long() -> None:
+    """Shows nothing until its turn is cancelled."""
+    message = prompt()
+    while receive().get("method") != "session/cancel":
+        pass
+    end(message, "cancelled")
+    until_the_client_leaves()
+
+
 def note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

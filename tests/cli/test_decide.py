@@ -308,6 +308,19 @@ async def test_a_person_is_told_of_a_doubt_and_of_the_time_there_is() -> None:
     assert "60 s to answer" in person.questions[0].headline
 
 
+async def test_a_person_is_told_of_the_time_also_where_no_rule_asks() -> None:
+    person = Person("no", "no")
+    decides = Decides(Permissions(deadline=7.5), person)
+
+    await decides.chosen(ALLOW, REJECT, title="Dance", kind="other")
+    assert not await decides.guard(write("/project/a"))
+
+    assert [question.headline for question in person.questions] == [
+        "The agent asks: Dance (7.5 s to answer)",
+        "The agent wants to write: Write /project/a (7.5 s to answer)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("permissions", "answers", "shown"),
     [

@@ -123,6 +123,14 @@ def test_ctrl_c_in_a_turn_cancels_it_and_is_no_signal_to_the_agent(term: str) ->
         assert "Interrupted." in screen.text
 
 
+def test_a_person_sees_that_an_agent_is_at_work_before_it_says_anything() -> None:
+    with Screen("prompt", "--agent", odd("thinks_for_long"), "x") as screen:
+        screen.read_until("working  1 s  Ctrl-C cancels")
+        screen.type(CTRL_C)
+
+        assert screen.end() == 130
+
+
 @pytest.mark.covers("FF-41")
 @pytest.mark.parametrize("term", TERMINALS)
 def test_ctrl_c_at_a_question_answers_it_with_cancelled_and_cancels_the_turn(term: str) -> None:

@@ -163,13 +163,15 @@ class Decider:
         question = asked.question
         # A person's yes to all of a kind is no answer to what a rule wants to be asked about.
         sweeping = request.verdict.rule is None and not request.call.doubt
-        if not sweeping:
-            options = question.options
-            if request.operation is not None:
-                options = (options[0], ("more", _AGAIN, "allow_always"), options[2])
-            question = asked.question = msgspec.structs.replace(
-                question, options=options, why=_join(question.why, _why_asked(request))
-            )
+        options = question.options
+        if request.operation is not None and not sweeping:
+            options = (options[0], ("more", _AGAIN, "allow_always"), options[2])
+        bound = "" if request.deadline is None else f"{request.deadline:g} s to answer"
+        question = asked.question = msgspec.structs.replace(
+            question,
+            options=options,
+            why=_join(question.why, "" if sweeping else request.verdict.why, bound),
+        )
         if not question.options:
             return None
         if len({key for key, _, _ in question.options}) < len(question.options):
@@ -296,8 +298,3 @@ def _question(operation: Operation) -> Question:
 
 def _join(*parts: str) -> str:
     return "; ".join(filter(None, parts))
-
-
-def _why_asked(request: Request) -> str:
-    why = request.verdict.why
-    return why if request.deadline is None else f"{why}; {request.deadline:g} s to answer"

@@ -284,6 +284,8 @@ class Run:
         outcome.session_id = session.session_id
         async with session.prompt(job.text, silence=job.silence) as turn:
             self._turn_is_open = True
+            # An agent may think for long before it says anything.
+            self._view.display.resume()
             async for _ in turn:
                 # `_update` has seen it; iterating only keeps the turn's queue empty.
                 pass

@@ -139,7 +139,7 @@ class Display(Protocol):
         """Show what a person is about to be asked, then leave the terminal alone until `resume`."""
 
     def resume(self) -> None:
-        """Undo `suspend`."""
+        """Something goes on, at the agent's, from here: a turn begins, or `suspend` is undone."""
 
     def end(self, lines: Sequence[tuple[bool | None, str]]) -> None:
         """The run is over: (good, bad or neither; text) lines."""
