@@ -5,12 +5,13 @@ with structs of protocol version 1 and refuses with `RequestError`. The connecti
 what is advertised are left to `runtime` and `Client`.
 """
 
+from antiphon.services._call import Call
 from antiphon.services._context import Guard, Operation, ServiceContext
 from antiphon.services._elicitation import Elicitation, UrlRequest
 from antiphon.services._files import Files, Overlay
 from antiphon.services._form import Choice, Field, Form, FormError
 from antiphon.services._permissions import Answer, Decision, Permissions, Request
-from antiphon.services._rules import Call, PolicyError, Rule, Verdict
+from antiphon.services._rules import PolicyError, Rule, Verdict
 from antiphon.services._terminals import Terminals
 
 __all__ = [

@@ -24,9 +24,10 @@ import msgspec
 
 from antiphon._errors import ENDING
 from antiphon.schema import v1
+from antiphon.services._call import KINDS, Call, spelled
 from antiphon.services._context import Operation  # noqa: TC001 - a signature is read when it is run
 from antiphon.services._globs import escape
-from antiphon.services._rules import KINDS, Call, Policy, Rule, Verdict, check_deadline, spelled
+from antiphon.services._rules import Policy, Rule, Verdict, check_deadline
 from antiphon.services._toml import read_policy, read_policy_file
 
 if TYPE_CHECKING:
