@@ -162,7 +162,7 @@ async def test_what_cannot_be_run_is_refused_and_leaves_no_terminal(
         code, _, data = await error_of(agent.create(command))
         assert (code, data["reason"]) == (-32602, "command_not_found")
     code, _, data = await error_of(agent.create("echo", "x" * (3 << 20)))
-    assert (code, data["reason"]) == (-32602, "cannot_start")
+    assert (code, data["reason"]) == (-32602, "command_invalid")
     await terminals.aclose()
 
 

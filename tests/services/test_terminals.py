@@ -795,7 +795,7 @@ async def test_what_cannot_be_run_is_refused_and_leaves_no_terminal(
 
 async def test_arguments_that_are_too_long_are_refused(agent: Agent) -> None:
     code, _, data = await error_of(agent.create("echo", "x" * (3 * MIB)))
-    assert (code, data) == (-32602, {"reason": "cannot_start", "command": "echo"})
+    assert (code, data) == (-32602, {"reason": "command_invalid"})
 
 
 async def test_a_command_gets_no_input_of_ours(agent: Agent, terminals: Terminals) -> None:
