@@ -7,6 +7,7 @@ import errno
 import inspect
 import json
 from contextlib import asynccontextmanager
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -1095,6 +1096,43 @@ async def test_files_are_read_and_written_through_the_client() -> None:
 
     await updates_of(act, client)
     assert client.calls[:2] == [("read", ("/a", 2, 3)), ("write", ("/a", "new"))]
+
+
+async def test_paths_may_be_path_objects() -> None:
+    client = Lending()
+
+    async def act(turn: Turn) -> None:
+        folder = PurePosixPath(turn.cwd)
+        await turn.read_text_file(folder / "a")
+        await turn.write_text_file(folder / "a", "new")
+        async with turn.run("make", cwd=folder) as command:
+            await command.wait()
+        async with turn.tool("x", locations=[folder / "a", (folder / "b", 2)]) as tool:
+            await tool.diff(folder / "c", None, "new")
+        wrong: Any = b"/a"
+        for refused in (turn.read_text_file(wrong), turn.write_text_file(wrong, "")):
+            with pytest.raises(TypeError, match="bytes is no path"):
+                await refused
+        with pytest.raises(TypeError, match="bytes is no path"):
+            turn.run("make", cwd=wrong)
+
+    began, changed, *_ = await updates_of(act, client)
+    assert began["locations"] == [{"path": "/a"}, {"path": "/b", "line": 2}]
+    assert changed["content"][0]["path"] == "/c"
+    assert [call[0] for call in client.calls[:2]] == ["read", "write"]
+
+
+async def test_half_a_surrogate_pair_is_not_written_as_something_else() -> None:
+    client = Lending()
+
+    async def act(turn: Turn) -> None:
+        for path, content in (("/a", "a\ud800"), ("/a\udcff", "a")):
+            with pytest.raises(UnicodeEncodeError):
+                await turn.write_text_file(path, content)
+        await turn.write_text_file("/ä", "\U0001f600")
+
+    await updates_of(act, client)
+    assert client.calls == [("write", ("/ä", "\U0001f600"))]
 
 
 @pytest.mark.covers("R1-116")

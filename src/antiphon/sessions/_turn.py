@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import secrets
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -41,7 +42,8 @@ __all__ = ["PermissionAnswer", "ToolCallVerbs", "Turn", "UrlElicitation"]
 
 log = logging.getLogger("antiphon.agent")
 
-Location: TypeAlias = "str | tuple[str, int] | v1.ToolCallLocation"
+Path: TypeAlias = str | os.PathLike[str]
+Location: TypeAlias = Path | tuple[Path, int] | v1.ToolCallLocation
 PlanItem: TypeAlias = "str | tuple[str, str] | tuple[str, str, str] | v1.PlanEntry"
 
 _ALLOWING = ("allow_once", "allow_always")
@@ -385,7 +387,7 @@ class Turn:
         return tool_call
 
     async def read_text_file(
-        self, path: str, *, line: int | None = None, limit: int | None = None
+        self, path: Path, *, line: int | None = None, limit: int | None = None
     ) -> str:
         """The text of a file as the client sees it, unsaved changes included.
 
@@ -401,6 +403,7 @@ class Turn:
             RequestError: it refused.
             TurnOver: the turn is over.
         """
+        path = _path(path)
         self.session.fire(Event.USE, self)
         params = v1.ReadTextFileRequest(
             session_id=self.session_id,
@@ -415,15 +418,26 @@ class Turn:
             raise FileNotFoundError(errno.ENOENT, message, path) from error
         return response.content
 
-    async def write_text_file(self, path: str, content: str) -> None:
+    async def write_text_file(self, path: Path, content: str) -> None:
         """Write a whole file through the client.
 
+        Args:
+            path: absolute.
+            content: what is to stand there.
+
         Raises:
+            UnicodeEncodeError: the path or the content has half a surrogate pair, which no client
+                could write; nothing was sent.
             CapabilityError: the client does not lend files (R1-33).
             RequestError: it refused.
             TurnOver: the turn is over.
         """
         _check_type(content, str, "text of a file")
+        path = _path(path)
+        for text in (path, content):
+            # On the wire it would become U+FFFD, and that would be written.
+            if not text.isascii():
+                text.encode()
         self.session.fire(Event.USE, self)
         await self.peer.request(
             v1.WriteTextFileRequest(session_id=self.session_id, path=path, content=content)
@@ -434,7 +448,7 @@ class Turn:
         command: str,
         args: Sequence[str] = (),
         *,
-        cwd: str | None = None,
+        cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         output_byte_limit: int | None = None,
         timeout: float | None = None,
@@ -468,7 +482,7 @@ class Turn:
             session_id=self.session_id,
             command=command,
             args=list(args) or UNSET,
-            cwd=UNSET if cwd is None else cwd,
+            cwd=UNSET if cwd is None else _path(cwd),
             env=[v1.EnvVariable(name=k, value=v) for k, v in env.items()] if env else UNSET,
             output_byte_limit=UNSET if output_byte_limit is None else output_byte_limit,
         )
@@ -697,9 +711,9 @@ class ToolCallVerbs:
         """Add to what the call shows: a text, a content block, a diff or a `Terminal`."""
         await self.update(content=[*self._content, content])
 
-    async def diff(self, path: str, old_text: str | None, new_text: str) -> None:
+    async def diff(self, path: Path, old_text: str | None, new_text: str) -> None:
         """Show a change of a file; `old_text` None for a new one."""
-        await self.add(v1.Diff(path=path, old_text=old_text, new_text=new_text))
+        await self.add(v1.Diff(path=_path(path), old_text=old_text, new_text=new_text))
 
 
 class Head:
@@ -737,11 +751,17 @@ def _check_type(value: Any, kind: type, what: str) -> None:
         raise TypeError(msg)
 
 
+def _path(path: Path) -> str:
+    given = os.fspath(path)
+    _check_type(given, str, "path of the protocol")
+    return given
+
+
 def _location(item: Location) -> v1.ToolCallLocation:
-    if isinstance(item, str):
-        return v1.ToolCallLocation(path=item)
+    if isinstance(item, str | os.PathLike):
+        return v1.ToolCallLocation(path=_path(item))
     if isinstance(item, tuple):
-        return v1.ToolCallLocation(path=item[0], line=item[1])
+        return v1.ToolCallLocation(path=_path(item[0]), line=item[1])
     _check_type(item, v1.ToolCallLocation, "location")
     return item
 
