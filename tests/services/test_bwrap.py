@@ -19,6 +19,7 @@ import psutil
 import pytest
 from tests.services.agent import Agent, Ctx, error_of, listen
 
+from antiphon import _errors
 from antiphon.schema import v1
 from antiphon.services import Operation, Terminals, _bwrap
 from antiphon.services._bwrap import Box, interpreter
@@ -610,6 +611,44 @@ async def test_what_is_not_there_in_the_sandbox_is_refused_at_once(
     for _ in range(2):
         code, _, data = await error_of(agent.create(command))
         assert (code, data["reason"]) == (-32602, "command_not_found")
+    await terminals.aclose()
+
+
+async def test_a_start_does_not_tell_which_programs_there_are_outside(
+    root: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = home / "bin"
+    outside.mkdir()
+    monkeypatch.setenv("PATH", f"{outside}:{os.environ['PATH']}")
+    for name in ("tool", "my tool"):
+        (outside / name).write_text("#!/bin/sh\n")
+        (outside / name).chmod(0o755)
+        (root / f"link to {name}").symlink_to(outside / name)
+    (root / "link to no tool").symlink_to(outside / "no tool")
+    path = v1.EnvVariable(name="PATH", value=f"{root}:{outside}:../home/bin")
+    terminals, agent = confined(root)
+    for there, absent in (
+        (f"{outside}/tool", f"{outside}/nool"),
+        (f"{outside}/my tool", f"{outside}/no tool"),
+        ("../home/bin/tool", "../home/bin/nool"),
+        (f"{root}/link to tool", f"{root}/link to no tool"),
+        ("tool", "nool"),
+        ("my tool", "no tool"),
+    ):
+        told: list[object] = []
+        for command in (there, absent):
+            try:
+                terminal_id = await agent.create(command, env=[path])
+            except _errors.RequestError as error:
+                told.append((error.code, error.data["reason"]))
+            else:
+                told.append(await agent.wait(terminal_id))
+        assert told[0] == told[1], there
+    (root / "my tool").write_text("#!/bin/sh\necho mine\n")
+    (root / "my tool").chmod(0o755)
+    assert await agent.run(f"{root}/my tool") == "mine\n"
+    assert await agent.run("./my tool") == "mine\n"
+    assert await agent.run("my tool", env=[path]) == "mine\n"
     await terminals.aclose()
 
 

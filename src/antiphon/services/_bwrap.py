@@ -155,6 +155,17 @@ class Box:
         """Real paths of what is shown besides the system: what there is may be exchanged."""
         return list(self._plan.shown)
 
+    def shows(self, path: str, roots: Iterable[bytes]) -> bool:
+        """Whether a path, and where it leads, lies where a command in the sandbox can see it."""
+        try:
+            given = os.fsencode(path)
+            return all(
+                self._plan.sees(way, roots)
+                for way in (os.path.normpath(given), os.path.realpath(given))
+            )
+        except ValueError:
+            return False
+
     def arguments(
         self,
         spellings: Mapping[bytes, bytes],
@@ -216,6 +227,13 @@ class _Plan:
             self.shown.add(real)
         if path != real:
             self._links[path] = real
+
+    def sees(self, path: bytes, roots: Iterable[bytes]) -> bool:
+        """Whether a path lies in a root or in what is shown."""
+        if _below(path, roots):
+            return True
+        seen = _below(path, self._system) or _below(path, self.shown) or _below(path, self._links)
+        return seen and not _below(path, self._masked)
 
     def words(
         self,

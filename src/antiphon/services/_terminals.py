@@ -213,7 +213,8 @@ class Terminals:
             # None: all of ours. Taken anew each time, as ours may change.
             ours = environment(self.env) or dict(os.environ)
             env = with_variables(ours, {**self._changed(), "PWD": place.path, **added})
-            argv, title = self._command(params.command, args, env, place)
+            seen = self._seen(ctx)
+            argv, title = self._command(params.command, args, env, place, seen)
             self._refuse_too_many(session)
             # Counted while a person thinks, or many could pass at once.
             session.starting += 1
@@ -285,7 +286,7 @@ class Terminals:
             )
         except StartError as error:
             logger.info("a command of the agent was not started: %s", error)
-            known = argv[0] == "/bin/sh" or _is_program(argv[0], env, place)
+            known = argv[0] == "/bin/sh" or _is_program(argv[0], env, place, self._seen(ctx))
             reason = "cannot_start" if known else "command_not_found"
             raise refusal(reason, command=argv[0]) from error
 
@@ -388,15 +389,28 @@ class Terminals:
         place.close()
         raise refusal("not_a_directory", path=path) if place.exists else not_found(path)
 
+    def _seen(self, ctx: ServiceContext) -> Callable[[str], bool] | None:
+        """Tells what a confined command can see: of nothing else may an answer tell whether it is."""
+        box = self._box
+        if box is None:
+            return None
+        spellings = self._pins.roots(ctx).spellings()
+        return lambda path: box.shows(path, {*spellings, *spellings.values()})
+
     def _command(
-        self, command: str, args: list[str], env: Mapping[str, str], place: Place
+        self,
+        command: str,
+        args: list[str],
+        env: Mapping[str, str],
+        place: Place,
+        seen: Callable[[str], bool] | None,
     ) -> tuple[list[str], str]:
         """The argument list, and the line in which a person sees all of it."""
         if (
             args
             or not self.shell_fallback
             or _PLAIN_WORD.fullmatch(command)
-            or _is_program(command, env, place)
+            or _is_program(command, env, place, seen)
         ):
             argv = [command, *args]
             return argv, shlex.join(argv)
@@ -609,10 +623,22 @@ def _or(value: _T | msgspec.UnsetType | None, default: _T) -> _T:
     return default if value is None or value is msgspec.UNSET else value
 
 
-def _is_program(command: str, env: Mapping[str, str], place: Place) -> bool:
+def _is_program(
+    command: str,
+    env: Mapping[str, str],
+    place: Place,
+    seen: Callable[[str], bool] | None,
+) -> bool:
     """Whether a command can be executed as it is, seen from where it will run."""
     if "/" not in command:
-        return shutil.which(command, path=env.get("PATH", os.defpath)) is not None
+        path = env.get("PATH", os.defpath)
+        if seen is not None:
+            folders = (os.path.join(place.path, folder) for folder in path.split(os.pathsep))
+            path = os.pathsep.join(filter(seen, folders))
+        found = shutil.which(command, path=path)
+        return found is not None and (seen is None or seen(found))
+    if seen is not None and not seen(os.path.join(place.path, command)):
+        return False
     try:
         status = os.stat(command, dir_fd=place.directory)
         runs = os.access(command, os.X_OK, dir_fd=place.directory)
