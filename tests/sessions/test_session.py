@@ -1501,7 +1501,7 @@ async def test_a_turn_that_a_close_cut_with_the_budget_spent_ends_with_a_gap(
         if event.name == "reading_paused":
             paused.set()
 
-    capabilities = {"sessionCapabilities": {"close": {}}}
+    capabilities: dict[str, Any] = {"sessionCapabilities": {"close": {}}}
     limits = Limits(queue_bytes=1000)
     async with raw_agent(None, capabilities, limits=limits, telemetry=hear) as (peer, raw):
         session = await opened(peer, raw)
@@ -1538,7 +1538,7 @@ async def test_a_turn_that_was_left_is_not_given_back_what_a_refused_close_kept(
     spent: bool,
 ) -> None:
     paused = asyncio.Event()
-    capabilities = {"sessionCapabilities": {"close": {}}}
+    capabilities: dict[str, Any] = {"sessionCapabilities": {"close": {}}}
     limits = Limits(queue_bytes=1000 if spent else 100_000)
     async with raw_agent(None, capabilities, limits=limits, telemetry=lambda _: paused.set()) as (
         peer,
