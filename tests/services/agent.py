@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,22 @@ async def error_of(doing: Awaitable[object]) -> tuple[int, str, Any]:
     with pytest.raises(_errors.RequestError) as caught:
         await doing
     return caught.value.code, caught.value.message, caught.value.data
+
+
+async def ended(pid: int) -> None:
+    """Wait until a process has ended, whoever is to reap it and however late."""
+    over = asyncio.Event()
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_reader(process, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(process)
+        os.close(process)
 
 
 def listen(monkeypatch: pytest.MonkeyPatch) -> None:

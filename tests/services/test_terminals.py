@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET, json
-from tests.services.agent import Agent, Ctx, error_of, listen
+from tests.services.agent import Agent, Ctx, ended, error_of, listen
 
 from antiphon import _errors
 from antiphon.schema import v1
@@ -50,6 +50,12 @@ def terminals() -> Terminals:
 @pytest.fixture
 def agent(terminals: Terminals, root: Path) -> Agent:
     return Agent(terminals, Ctx(root))
+
+
+@pytest.fixture
+def impatient(root: Path) -> Agent:
+    """For commands that ignore TERM, so that the grace before KILL only takes time."""
+    return Agent(Terminals(kill_grace=0.05), Ctx(root))
 
 
 # --- life ---------------------------------------------------------------------------------------
@@ -96,13 +102,13 @@ async def test_a_killed_terminal_keeps_its_id(agent: Agent) -> None:
 
 
 @pytest.mark.covers("R1-118")
-async def test_a_command_that_ignores_term_is_killed(agent: Agent) -> None:
-    terminal_id = await agent.sh("trap '' TERM; echo begun; while :; do sleep 60; done")
-    await agent.until(terminal_id, "begun")
-    await agent.kill(terminal_id)
-    answer = json.encode((await agent.output(terminal_id)).exit_status)
+async def test_a_command_that_ignores_term_is_killed(impatient: Agent) -> None:
+    terminal_id = await impatient.sh("trap '' TERM; echo begun; while :; do sleep 60; done")
+    await impatient.until(terminal_id, "begun")
+    await impatient.kill(terminal_id)
+    answer = json.encode((await impatient.output(terminal_id)).exit_status)
     assert json.decode(answer) == {"exitCode": None, "signal": "SIGKILL"}
-    await agent.release(terminal_id)
+    await impatient.release(terminal_id)
 
 
 @pytest.mark.covers("R1-118", "FF-47")
@@ -137,27 +143,27 @@ async def test_a_release_ends_a_wait(agent: Agent) -> None:
     assert (await waiting).signal == "SIGTERM"
 
 
-async def test_an_id_is_of_no_use_while_its_terminal_is_being_released(agent: Agent) -> None:
-    terminal_id = await agent.sh("trap '' TERM; echo begun; while :; do sleep 60; done")
-    await agent.until(terminal_id, "begun")
-    releasing = asyncio.create_task(agent.release(terminal_id))
+async def test_an_id_is_of_no_use_while_its_terminal_is_being_released(impatient: Agent) -> None:
+    terminal_id = await impatient.sh("trap '' TERM; echo begun; while :; do sleep 60; done")
+    await impatient.until(terminal_id, "begun")
+    releasing = asyncio.create_task(impatient.release(terminal_id))
     await asyncio.sleep(0)
-    assert (await error_of(agent.output(terminal_id)))[0] == -32002
+    assert (await error_of(impatient.output(terminal_id)))[0] == -32002
     await releasing
 
 
 @pytest.mark.parametrize("verb", ["kill", "release"])
-async def test_a_cancelled_ending_goes_on(agent: Agent, terminals: Terminals, verb: str) -> None:
-    terminal_id = await agent.sh("trap '' TERM; echo begun; while :; do sleep 60; done")
-    await agent.until(terminal_id, "begun")
-    waiting = asyncio.create_task(agent.wait(terminal_id))
-    ending = asyncio.create_task(getattr(agent, verb)(terminal_id))
+async def test_a_cancelled_ending_goes_on(impatient: Agent, verb: str) -> None:
+    terminal_id = await impatient.sh("trap '' TERM; echo begun; while :; do sleep 60; done")
+    await impatient.until(terminal_id, "begun")
+    waiting = asyncio.create_task(impatient.wait(terminal_id))
+    ending = asyncio.create_task(getattr(impatient, verb)(terminal_id))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     ending.cancel()
     assert (await waiting).signal == "SIGKILL"
     assert ending.cancelled()
-    await terminals.aclose()
+    await impatient.terminals.aclose()
 
 
 @pytest.mark.covers("FF-35")
@@ -205,7 +211,7 @@ async def test_a_daemon_outside_of_a_sandbox_is_not_followed(agent: Agent) -> No
     await agent.release(terminal_id)
     assert daemon.is_running()
     daemon.kill()
-    daemon.wait(10)
+    await ended(daemon.pid)
 
 
 async def test_what_a_child_writes_after_the_exit_is_kept_too(agent: Agent, root: Path) -> None:
@@ -267,15 +273,13 @@ async def test_releasing_a_session_ends_its_terminals_only(
     await terminals.aclose()
 
 
-async def test_closing_waits_for_what_is_already_being_released(
-    agent: Agent, terminals: Terminals
-) -> None:
-    terminal_id = await agent.sh("trap '' TERM; echo $$; while :; do sleep 60; done")
-    await agent.until(terminal_id, "\n")
-    pid = int((await agent.output(terminal_id)).output)
-    releasing = asyncio.create_task(agent.release(terminal_id))
+async def test_closing_waits_for_what_is_already_being_released(impatient: Agent) -> None:
+    terminal_id = await impatient.sh("trap '' TERM; echo $$; while :; do sleep 60; done")
+    await impatient.until(terminal_id, "\n")
+    pid = int((await impatient.output(terminal_id)).output)
+    releasing = asyncio.create_task(impatient.release(terminal_id))
     await asyncio.sleep(0)
-    await terminals.aclose()
+    await impatient.terminals.aclose()
     assert not psutil.pid_exists(pid)
     await releasing
 
@@ -394,11 +398,7 @@ async def test_what_a_command_has_left_behind_lives_no_longer(root: Path) -> Non
     await agent.wait(terminal_id)
     child = psutil.Process(int((await agent.output(terminal_id)).output))
     assert child.is_running()
-    ended: Any = terminals._sessions["s"].terminals[terminal_id]
-    while ended._ending is None:
-        await asyncio.sleep(0.01)
-    await ended._ending
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    await ended(child.pid)
     assert terminals.expired == 0
     await terminals.aclose()
 
