@@ -1,8 +1,9 @@
 """What a command sees and may change when it runs in bubblewrap: the mounts, and whether they work here.
 
 The system is read-only, the roots are writable, everything else is not there: no home but an empty
-one (unless a root contains it), no sockets of the session, no other processes, no network. Leaves the process in it to
-`_launched` and `_inside`, its environment but for what names a hidden place to `_terminals`.
+one (unless a root contains it), no sockets of the session, no keys of the kernel's keyrings
+(`_seccomp`), no other processes, no network. Leaves the process in it to `_launched` and `_inside`,
+its environment but for what names a hidden place to `_terminals`.
 
 What is shown of the system is a list, so that what nobody has thought of is hidden. Roots are bound
 by descriptor: bubblewrap looks whether what it has bound is what the descriptor is, and gives up if
@@ -23,6 +24,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from antiphon._launch import inherit_env
+from antiphon.services._seccomp import without_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,7 +124,8 @@ class Box:
         try:
             # By path here: nothing is lent yet that could be exchanged.
             shown = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in self.shown}
-            fd = as_arguments(self.arguments({}, {b"/tmp/bound": usr}, shown, b"/"))
+            calls = as_file(without_keys())
+            fd = as_arguments(self.arguments({}, {b"/tmp/bound": usr}, shown, calls, b"/"))
             try:
                 done = subprocess.run(
                     [self.program, "--args", str(fd), self.python, "-I", "-S", "-c", _PROBE],
@@ -131,10 +134,10 @@ class Box:
                     capture_output=True,
                     check=False,
                     timeout=PROBE_SECONDS,
-                    pass_fds=(fd, usr, *shown.values()),
+                    pass_fds=(fd, calls, usr, *shown.values()),
                 )
             finally:
-                for other in (fd, *shown.values()):
+                for other in (fd, calls, *shown.values()):
                     os.close(other)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotImplementedError(f'confine="bwrap": {self.program}: {error}') from error
@@ -171,6 +174,7 @@ class Box:
         spellings: Mapping[bytes, bytes],
         bound: Mapping[bytes, int],
         shown: Mapping[bytes, int],
+        calls: int,
         cwd: bytes,
     ) -> list[bytes]:
         """What bwrap is told, for `as_arguments`.
@@ -179,6 +183,7 @@ class Box:
             spellings: each name by which a root is known -> its real path.
             bound: real path of each root that lies in no other -> a descriptor of it.
             shown: what of `self.shown` is to be shown -> a descriptor of it.
+            calls: a descriptor of the filter of system calls.
             cwd: the real path of the directory to begin in.
         """
         words = [b"--unshare-all", b"--die-with-parent", b"--as-pid-1", b"--cap-drop", b"ALL"]
@@ -189,7 +194,7 @@ class Box:
             # What root may write there (sysctls, modes) needs no capability, and changes the whole
             # machine. Others cannot, and find it as ever.
             words += [b"--remount-ro", b"/proc"]
-        return [*words, b"--remount-ro", b"/", b"--chdir", cwd]
+        return [*words, b"--remount-ro", b"/", b"--seccomp", b"%d" % calls, b"--chdir", cwd]
 
 
 class _Plan:
@@ -338,10 +343,15 @@ def _needed_by(python: str) -> Iterator[bytes]:
 
 def as_arguments(words: Sequence[str | bytes]) -> int:
     """A descriptor from which bwrap takes its arguments: they are not in the list of processes."""
-    fd = os.memfd_create("bwrap arguments")
+    return as_file(b"".join(os.fsencode(word) + b"\0" for word in words))
+
+
+def as_file(content: bytes) -> int:
+    """A descriptor from which this can be read, once."""
+    fd = os.memfd_create("bwrap")
     try:
         with os.fdopen(os.dup(fd), "wb") as file:
-            file.writelines(os.fsencode(word) + b"\0" for word in words)
+            file.write(content)
         os.lseek(fd, 0, os.SEEK_SET)
     except BaseException:
         os.close(fd)

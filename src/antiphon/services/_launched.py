@@ -20,6 +20,7 @@ from antiphon._errors import StartError
 from antiphon._process import Child
 from antiphon.services import _bwrap, _pty
 from antiphon.services._confine import open_anything, open_directory
+from antiphon.services._seccomp import without_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -357,7 +358,8 @@ class _Launch:
         }
         # Its name now, if it still has one in a root: `_inside` looks whether it leads there.
         cwd = os.readlink(os.fsencode(f"/proc/self/fd/{self._place.directory}"))
-        arguments = _bwrap.as_arguments(box.arguments(spellings, bound, shown, cwd))
+        calls = self._hold(_bwrap.as_file(without_keys()))
+        arguments = _bwrap.as_arguments(box.arguments(spellings, bound, shown, calls, cwd))
         return [box.program, "--args", str(self._hold(arguments))]
 
     def _hold(self, fd: int) -> int:
