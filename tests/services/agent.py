@@ -11,8 +11,8 @@ import pytest
 
 from antiphon import _errors
 from antiphon.schema import v1, v1_unstable
-from antiphon.services import _terminals
-from antiphon.services._terminals import OutputTail
+from antiphon.services import _terminal
+from antiphon.services._terminal import OutputTail
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -116,4 +116,4 @@ def listen(monkeypatch: pytest.MonkeyPatch) -> None:
             return text
 
     monkeypatch.setattr(Agent, "heard", heard, raising=False)
-    monkeypatch.setattr(_terminals, "OutputTail", HeardTail)
+    monkeypatch.setattr(_terminal, "OutputTail", HeardTail)

@@ -1,8 +1,8 @@
 """`terminal/*`: commands that an agent runs through its client, and what they have written.
 
 Starting, watching and ending processes is left to `_process`, deciding whether a command may run
-to the guard, finding the working directory to `_confine`. What is kept here is the table of
-terminals, each bound to its session, and the end of each one's output.
+to the guard, finding the working directory to `_confine`, one command's life and output to
+`_terminal`. What is kept here is the table of terminals, each bound to its session.
 
 A command's working directory is confined like a file; the command itself is not, it can do all that
 this user can, unless it is run in a sandbox (`_bwrap`). It runs in a process group of its own, with
@@ -13,22 +13,19 @@ holds no secrets of ours (`_launch.environment`).
 from __future__ import annotations
 
 import asyncio
-import codecs
 import logging
 import os
 import re
 import secrets
 import shlex
 import shutil
-import signal
 import stat
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
 
-from antiphon._descriptors import open_reader
-from antiphon._errors import ENDING, InternalError, ResourceNotFound, StartError
+from antiphon._errors import InternalError, ResourceNotFound, StartError
 from antiphon._launch import environment, with_variables
 from antiphon._process import Child
 from antiphon.schema import v1
@@ -37,6 +34,7 @@ from antiphon.services._confine import Pins, not_found
 from antiphon.services._context import Operation, permit, refusal
 from antiphon.services._launched import Plain, directory_name, start_launched
 from antiphon.services._pty import checked_size
+from antiphon.services._terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -74,8 +72,6 @@ KILL_GRACE: Final = 2.0
 
 _T = TypeVar("_T")
 
-# What the largest pipe holds on Linux without a privilege: so much can be left when a command ends.
-_PIPE_BYTES: Final = MIB
 # A word that a shell would take as it stands. Anything else can be meant for a shell only.
 _PLAIN_WORD: Final = re.compile(r"[\w@%+=:,./-]+")
 
@@ -237,7 +233,7 @@ class Terminals:
         terminal_id = f"term-{secrets.token_hex(8)}"
         most = min(_or(params.output_byte_limit, self.output_bytes), self.output_bytes)
         try:
-            terminal = _Terminal(command, most, self.kill_grace)
+            terminal = Terminal(command, most, self.kill_grace)
         except BaseException:
             command.abort()
             raise
@@ -373,7 +369,7 @@ class Terminals:
     def _session(self, session_id: str) -> _Session:
         return self._sessions.setdefault(session_id, _Session())
 
-    def _find(self, terminal_id: str, ctx: ServiceContext) -> _Terminal:
+    def _find(self, terminal_id: str, ctx: ServiceContext) -> Terminal:
         session = self._sessions.get(ctx.session_id)
         terminal = None if session is None else session.terminals.get(terminal_id)
         if terminal is None:
@@ -421,8 +417,8 @@ class _Session:
     """The terminals of one session, and how many are being decided about."""
 
     def __init__(self) -> None:
-        self.terminals: dict[str, _Terminal] = {}
-        self.ending: set[_Terminal] = set()
+        self.terminals: dict[str, Terminal] = {}
+        self.ending: set[Terminal] = set()
         self.starting = 0
         self._released = False
         self._starts: set[asyncio.Task[Command]] = set()
@@ -465,144 +461,6 @@ class _Session:
         for result in results[: len(terminals)]:
             if isinstance(result, BaseException):
                 raise result
-
-
-class _Terminal:
-    """One command and the end of its output."""
-
-    def __init__(self, command: Command, most: int, kill_grace: float) -> None:
-        self.output = OutputTail(most)
-        self.exited = asyncio.Event()
-        self.closed: Callable[[], None] | None = None
-        self.show: Callable[[str], object] | None = None
-        self._command = command
-        self._kill_grace = kill_grace
-        self._ending: asyncio.Task[object] | None = None
-        self._release: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        loop = asyncio.get_running_loop()
-        fd = command.output
-        # Our end of a pipe of ours. Emptying it at the exit may come between the loop's seeing
-        # that it is readable and its reading, which must not wait for whoever still holds it.
-        os.set_blocking(fd, False)
-        self._reader = open_reader(
-            loop, fd, self._received, lambda _error: self._output_ended(), own=True
-        )
-        # Reading never pauses: output is thrown away rather than the command held up.
-        self._reader.resume()
-        command.on_exit(self._exit_seen)
-
-    def _received(self, data: bytes) -> None:
-        if self._command.silence is not None:
-            self._command.silence.shown()
-        self._show(self.output.add(data))
-
-    def _output_ended(self) -> None:
-        self._show(self.output.end())
-
-    def _show(self, text: str) -> None:
-        if text and self.show is not None:
-            try:
-                self.show(text)
-            except ENDING:
-                raise
-            except BaseException:
-                self.show = None  # it may fail each time, and a traceback costs more than the text
-                logger.exception("on_output failed, and is no longer told of this terminal")
-
-    def expire_after(self, seconds: float, count: Callable[[], None]) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, seconds, count)
-
-    def _expire(self, seconds: float, count: Callable[[], None]) -> None:
-        if self._ending is None:
-            if not self.exited.is_set():
-                count()
-                logger.warning("a command of the agent is ended: it has run for %g s", seconds)
-            # What a command has left behind has no longer a life than itself.
-            self._ended()
-
-    def _ended(self) -> asyncio.Task[object]:
-        if self._ending is None:
-            ending = self._command.end(self._kill_grace)
-            self._ending = asyncio.get_running_loop().create_task(ending)
-        return self._ending
-
-    def _exit_seen(self) -> None:
-        if self._command.silence is not None:
-            self._command.silence.close()
-        # What the command itself has written is in the pipe by now. What its children, which may
-        # hold the pipe for ever, write later comes as it comes.
-        self._reader.drain(_PIPE_BYTES)
-        self.exited.set()
-
-    def status(self) -> tuple[int | None, str | None]:
-        """Exit code or signal name, never both."""
-        code = self._command.returncode
-        if code is None:
-            return None, None
-        return (code, None) if code >= 0 else (None, signal_name(-code))
-
-    async def end(self) -> None:
-        # Nobody's cancellation may stop it half-way.
-        await asyncio.shield(self._ended())
-
-    async def release(self) -> None:
-        if self._release is None:
-            self._release = asyncio.get_running_loop().create_task(self._end_and_close())
-        await asyncio.shield(self._release)
-
-    async def _end_and_close(self) -> None:
-        try:
-            await self.end()
-        finally:
-            self._close()
-
-    def _close(self) -> None:
-        self._reader.close()
-        self._output_ended()
-        if self._command.silence is not None:
-            self._command.silence.close()
-        if self._timer is not None:
-            self._timer.cancel()
-        # Set already, unless the kernel does not let go of the process.
-        self.exited.set()
-        if self.closed is not None:
-            self.closed()
-
-
-class OutputTail:
-    """The end of a byte stream as text: at most `most` bytes of UTF-8, cut between characters."""
-
-    def __init__(self, most: int) -> None:
-        self.truncated = False
-        self._most = most
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._kept = bytearray()
-
-    def add(self, data: bytes) -> str:
-        """Take the next piece, however it is cut; the text that has become whole."""
-        return self._keep(self._decoder.decode(data))
-
-    def end(self) -> str:
-        """The stream has ended: half a character will not become whole any more. Idempotent."""
-        text = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return self._keep(text)
-
-    def _keep(self, text: str) -> str:
-        kept = self._kept
-        kept += text.encode()
-        cut = len(kept) - self._most
-        if cut > 0:
-            self.truncated = True
-            while cut < len(kept) and kept[cut] & 0xC0 == 0x80:
-                cut += 1
-            del kept[:cut]  # moves nothing: a bytearray can begin later
-        return text
-
-    def text(self) -> str:
-        """What is kept."""
-        return self._kept.decode()
 
 
 def _session_released() -> InternalError:
@@ -670,12 +528,3 @@ def _check_command(words: list[str]) -> None:
         or any(len(word) > WORD_CHARACTERS or "\0" in word for word in words)
     ):
         raise refusal("command_invalid")
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal: "SIGKILL", "SIGRTMIN+2"."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        first = getattr(signal, "SIGRTMIN", 0)
-        return f"SIGRTMIN+{number - first}" if first and number > first else f"SIG{number}"
