@@ -175,6 +175,24 @@ async def test_options_with_one_id_are_refused_unasked_and_grant_nothing(swapped
     assert len(person.questions) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([], "permission: Go -> cancelled (the agent offers no option)\n"),
+        (
+            [("one", "Yes", "allow_once"), ("one", "No", "reject_once")],
+            "permission: Go -> cancelled (two options of the agent have one id)\n",
+        ),
+    ],
+)
+async def test_a_person_is_told_what_was_not_asked_and_why(
+    options: list[tuple[str, str, str]], shown: str
+) -> None:
+    decides = Decides("ask", Person())
+    await decides.chosen(*options, title="Go")
+    assert decides.shown.getvalue() == shown
+
+
 async def test_person_may_allow_one_kind_of_work_for_the_whole_run() -> None:
     person = Person("more", "no")
     decides = Decides("ask", person)

@@ -54,10 +54,11 @@ class _Where(NamedTuple):
 
 
 class _Asked(msgspec.Struct):
-    """What is being decided, and which option a person has chosen."""
+    """What is being decided, and which option a person has chosen, or why nobody was asked."""
 
     question: Question
     key: str | None = None
+    unasked: str = ""
 
 
 _NOW: ContextVar[_Asked] = ContextVar("antiphon_cli_asked")
@@ -173,10 +174,11 @@ class Decider:
             why=_join(question.why, "" if sweeping else request.verdict.why, bound),
         )
         if not question.options:
+            asked.unasked = "the agent offers no option"
             return None
         if len({key for key, _, _ in question.options}) < len(question.options):
             # A person's no could be told, or taken, as a yes.
-            self._view.display.note("two options of the agent have one id; refused")
+            asked.unasked = "two options of the agent have one id"
             return False
         self.pending += 1
         try:
@@ -257,7 +259,7 @@ class Decider:
     def _told(self, decision: Decision) -> str:
         match decision.by:
             case "asked":
-                return ""
+                return _NOW.get().unasked
             case "default":
                 return self._reason or decision.why
             case "rule":
