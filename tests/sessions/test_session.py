@@ -1540,10 +1540,11 @@ async def test_a_turn_that_was_left_is_not_given_back_what_a_refused_close_kept(
     paused = asyncio.Event()
     capabilities: dict[str, Any] = {"sessionCapabilities": {"close": {}}}
     limits = Limits(queue_bytes=1000 if spent else 100_000)
-    async with raw_agent(None, capabilities, limits=limits, telemetry=lambda _: paused.set()) as (
-        peer,
-        raw,
-    ):
+
+    def hear(_event: TelemetryEvent) -> None:
+        paused.set()
+
+    async with raw_agent(None, capabilities, limits=limits, telemetry=hear) as (peer, raw):
         session = await opened(peer, raw)
 
         async def leave() -> None:
