@@ -5,27 +5,26 @@ python ask_first.py FILE ...
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import antiphon.sync
 from antiphon import Client, content
-from antiphon.schema import v1
-from antiphon.services import Files
+from antiphon.services import Files, Permissions, Request
 
 AGENT = [sys.executable, str(Path(__file__).with_name("tidy_agent.py"))]
 
 
-def ask(params: v1.RequestPermissionRequest, _ctx: Any) -> str | None:
+def ask(request: Request) -> str | bool:
     """Called in this thread while it waits for the agent, so `input` is fine."""
-    print(params.tool_call.title)
-    for number, option in enumerate(params.options, 1):
+    print(request.call.title)
+    for number, option in enumerate(request.options, 1):
         print(f"  {number}  {option.name}")
     choice = input("Number, or nothing for no: ")
-    return params.options[int(choice) - 1].option_id if choice else None
+    return request.options[int(choice) - 1].option_id if choice else False
 
 
-lent = Client(files=Files("."))  # nothing outside this folder can be read or written
-with antiphon.sync.spawn(AGENT, client=lent, permissions=ask) as agent:
+# Nothing outside this folder can be read or written, and nothing is written that was not asked about.
+lent = Client(files=Files("."), permissions=Permissions(ask=ask))
+with antiphon.sync.spawn(AGENT, client=lent) as agent:
     session = agent.new_session(cwd=".")
     links = [content.from_path(name, embed=False) for name in sys.argv[1:]]
     with session.prompt(["Tidy these files.", *links]) as turn:

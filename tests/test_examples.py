@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -71,6 +72,34 @@ def test_a_file_is_changed_only_after_a_yes(
     assert file.read_text(encoding="utf-8") == after
     assert printed.startswith(f"Tidy {file}\n  1  Allow once\n")
     assert printed.endswith(f"{file}: {said}.\nend_turn\n")
+
+
+RUDE = """
+from antiphon import Agent, RequestError, Turn, serve_stdio
+
+class Rude(Agent):
+    async def prompt(self, turn: Turn) -> None:
+        try:
+            await turn.write_text_file(f"{turn.cwd}/f", "rude")
+        except RequestError as error:
+            await turn.say(f"{error.data['reason']}\\n")
+
+serve_stdio(Rude())
+"""
+
+
+@pytest.mark.parametrize(("typed", "said"), [("1\n", ""), ("\n", "permission_denied\n")])
+def test_a_change_that_an_agent_does_not_ask_about_is_asked_about(
+    tmp_path: Path, typed: str, said: str
+) -> None:
+    shutil.copy(FOLDER / "ask_first.py", tmp_path)
+    (tmp_path / "tidy_agent.py").write_text(RUDE, encoding="utf-8")
+
+    printed = run("ask_first.py", cwd=tmp_path, typed=typed)
+
+    assert printed.startswith(f"Write {tmp_path}/f\n  1  Allow\n")
+    assert printed.endswith(f"for no: {said}end_turn\n")
+    assert (tmp_path / "f").exists() is not bool(said)
 
 
 @pytest.mark.parametrize("report", [False, True])
