@@ -163,7 +163,7 @@ ARROWS: dict[str, dict[str, str]] = {
 # Rooms that are entered from outside their folder, and why the door does not show them.
 ENTERED: dict[str, str] = {
     "sessions._methods": "the method table as both sides use it: nothing for users",
-    "services._permissions": "in which thread a plain function asks is antiphon.sync's business alone",
+    "services._question": "in which thread a plain function asks is antiphon.sync's business alone",
 }
 # What would give a part a clock, a loop, a file or chance; and for each pure part what it may have.
 IMPURE = frozenset(

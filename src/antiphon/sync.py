@@ -898,7 +898,7 @@ class _Lent(Client):
     ) -> Callable[[Any, Any], Awaitable[Any]] | None:
         if handler is None or self.asking is None:
             return handler
-        from antiphon.services._permissions import asking_thread
+        from antiphon.services._question import asking_thread
 
         async def asking(params: Any, ctx: Any) -> Any:
             token = asking_thread.set(self.asking)

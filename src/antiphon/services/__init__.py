@@ -10,7 +10,8 @@ from antiphon.services._context import Guard, Operation, ServiceContext
 from antiphon.services._elicitation import Elicitation, UrlRequest
 from antiphon.services._files import Files, Overlay
 from antiphon.services._form import Choice, Field, Form, FormError
-from antiphon.services._permissions import Answer, Decision, Permissions, Request
+from antiphon.services._permissions import Decision, Permissions
+from antiphon.services._question import Answer, Request
 from antiphon.services._rules import PolicyError, Rule, Verdict
 from antiphon.services._terminals import Terminals
 

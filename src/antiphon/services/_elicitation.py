@@ -13,14 +13,13 @@ import ipaddress
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
-from inspect import isawaitable, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import quote, urlsplit
 
 from antiphon._errors import ENDING, InvalidParams
 from antiphon.schema import UnsetType, v1, v1_unstable
 from antiphon.services._form import Form, FormError, read_form
-from antiphon.services._permissions import asking_thread
+from antiphon.services._question import answer_of
 
 if TYPE_CHECKING:
     from antiphon.services._context import ServiceContext
@@ -243,12 +242,7 @@ class Elicitation:
 async def _ask(hook: Callable[[Any, Any], Any], question: object, ctx: ServiceContext) -> object:
     """What the hook answers; None for what it raises, unless its task is cancelled."""
     try:
-        thread = asking_thread.get()
-        if thread is not None and not iscoroutinefunction(hook):
-            answer = await thread(lambda: hook(question, ctx))
-        else:
-            answer = hook(question, ctx)
-        return await answer if isawaitable(answer) else answer
+        return await answer_of(hook, question, ctx)
     except ENDING:
         raise
     except BaseException as error:

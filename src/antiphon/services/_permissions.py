@@ -1,57 +1,54 @@
 """`Permissions`: one policy for permission requests, writes, commands and reads.
 
-What the rules say is left to `_rules`; here somebody is asked where they say "ask", an answer becomes
-one of the options that the agent offers, and what was answered is remembered. Showing a question is
-left to `ask`, carrying things out to the services.
-
-Each request is decided once. Whatever ends the wait for a person, an answer, a deadline, a
-cancellation, the session's end, ends it for good: what the person says later is ignored.
+What the rules say is left to `_rules`, asking where they say "ask" to `_question`; here an answer
+becomes one of the options that the agent offers, and what was answered is remembered. Carrying things
+out is left to the services. Each request is decided once.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
-import time
 from collections import OrderedDict
-from contextvars import ContextVar
-from inspect import isawaitable, iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeAlias, cast
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 import msgspec
 
 from antiphon._errors import ENDING
 from antiphon.schema import v1
 from antiphon.services._call import KINDS, Call, spelled
-from antiphon.services._context import Operation  # noqa: TC001 - a signature is read when it is run
+from antiphon.services._context import (  # a signature is read when it is run
+    Operation,  # noqa: TC001
+    ServiceContext,  # noqa: TC001
+)
 from antiphon.services._globs import escape
+from antiphon.services._question import (
+    ALLOWING,
+    REJECTING,
+    Ask,
+    By,
+    Outcome,
+    Question,
+    Request,
+    Ruling,
+    pick,
+    unambiguous,
+)
 from antiphon.services._rules import Policy, Rule, Verdict, check_deadline
 from antiphon.services._toml import read_policy, read_policy_file
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    import asyncio
+    from collections.abc import Callable, Iterable
 
     from antiphon.schema import v1_unstable
     from antiphon.services._rules import Word
 
-__all__ = ["Answer", "Ask", "Decision", "Permissions", "Request", "asking_thread"]
+__all__ = ["Decision", "Permissions"]
 
 logger = logging.getLogger("antiphon.services")
-
-By: TypeAlias = Literal[
-    "rule",
-    "remembered",
-    "granted",
-    "asked",
-    "default",
-    "deadline",
-    "nobody",
-    "error",
-    "cancelled",
-]
-Outcome: TypeAlias = Literal["allow", "deny", "cancelled"]
 
 #: Answers that are remembered; the oldest are forgotten first, and asked for again.
 MAX_REMEMBERED: Final = 1000
@@ -60,8 +57,6 @@ MAX_GRANTS: Final = 256
 #: Sessions that grants and roots are kept for.
 MAX_SESSIONS: Final = 1024
 
-ALLOWING: Final = ("allow_once", "allow_always")
-REJECTING: Final = ("reject_once", "reject_always")
 #: What can be answered about a write, a command or a read that the agent did not ask about itself.
 OPERATION_OPTIONS: Final = (
     v1.PermissionOption(option_id="allow_once", name="Allow", kind="allow_once"),
@@ -70,51 +65,9 @@ OPERATION_OPTIONS: Final = (
     v1.PermissionOption(option_id="reject_always", name="Always refuse this", kind="reject_always"),
 )
 
-#: Where plain functions that ask are to be called, if not on the loop (`antiphon.sync`).
-asking_thread: ContextVar[Callable[[Callable[[], Any]], Awaitable[Any]] | None] = ContextVar(
-    "antiphon_asking_thread", default=None
-)
-
 _Key: TypeAlias = tuple[Any, ...]
 #: A session and its directories.
 _Roots: TypeAlias = tuple[str, tuple[str, ...]]
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A question for a person.
-
-    Attributes:
-        call: what the agent wants, as the rules see it.
-        options: what can be answered: the agent's own, or ours for an operation.
-        verdict: why it is asked.
-        deadline: seconds in which an answer counts, None for as long as it takes.
-        params: the permission request, if it is one.
-        operation: what a service is about to do, if it is that.
-    """
-
-    call: Call
-    options: tuple[v1.PermissionOption, ...]
-    verdict: Verdict
-    deadline: float | None = None
-    params: v1.RequestPermissionRequest | None = None
-    operation: Operation | None = None
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A person's answer, where True, False and an option's id do not say enough.
-
-    Attributes:
-        allow: whether the agent may.
-        option_id: one of the options offered, of a kind that says the same as `allow`; None
-            picks one.
-        remember: answer the same again by itself: "session" until the session ends, "always" as
-            long as this `Permissions` lives. An always-option that is chosen is remembered for
-            the session without it.
-    """
-
-    allow: bool
-    option_id: str | None = None
-    remember: Literal["session", "always"] | None = None
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,31 +97,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     option_id: str | None = None
     waited: float = 0.0
     about: Literal["permission", "operation"] = "permission"
-
-
-#: Asks a person; async or not. None is no choice ("cancelled"), a text an option's id.
-Ask: TypeAlias = "Callable[[Request], _Answered | Awaitable[_Answered]]"
-_Answered: TypeAlias = "Answer | bool | str | None"
-
-
-class _Context(Protocol):
-    """What is used of a handler's `ctx`: see `ServiceContext`."""
-
-    @property
-    def session_id(self) -> str: ...
-
-    @property
-    def roots(self) -> Sequence[str]: ...
-
-
-class _Outcome(msgspec.Struct):
-    """What was decided, before it is an option."""
-
-    outcome: Outcome
-    by: By
-    option_id: str | None = None
-    remember: Literal["session", "always"] | None = None
-    waited: float = 0.0
 
 
 class Permissions:
@@ -235,7 +163,7 @@ class Permissions:
         self._remembered: OrderedDict[tuple[str | None, _Key], tuple[Word, Call]] = OrderedDict()
         self._grants: OrderedDict[str, OrderedDict[_Key, int]] = OrderedDict()
         self._aliases: OrderedDict[_Roots, tuple[tuple[str, str], ...]] = OrderedDict()
-        self._open: dict[str, set[_Question]] = {}
+        self._open: dict[str, set[Question]] = {}
         # Questions that go on although nobody wants the answer: a task nobody holds may vanish.
         self._ignored: set[asyncio.Task[Any]] = set()
 
@@ -294,17 +222,17 @@ class Permissions:
         return self.policy.judge(call)
 
     async def __call__(
-        self, params: v1_unstable.RequestPermissionRequest, ctx: _Context
+        self, params: v1_unstable.RequestPermissionRequest, ctx: ServiceContext
     ) -> v1.RequestPermissionResponse:
         """Answer a permission request. Cancelled, it records that and answers nothing."""
         roots = tuple(ctx.roots)
         aliases = self._aliases_of(params.session_id, roots)
         call = Call.of_request(params, roots, known=self._known(params, ctx), aliases=aliases)
-        options = _unambiguous(params.options)
+        options = unambiguous(params.options)
         outcome, verdict = await self._decide(call, options, params=params)
         option_id = outcome.option_id
         if option_id is None and outcome.outcome != "cancelled":
-            option_id = _pick(options, ALLOWING if outcome.outcome == "allow" else REJECTING)
+            option_id = pick(options, ALLOWING if outcome.outcome == "allow" else REJECTING)
             if option_id is None and outcome.outcome == "allow":
                 # It could not be told, so it is not allowed.
                 outcome.outcome = "cancelled"
@@ -409,18 +337,18 @@ class Permissions:
         *,
         params: v1_unstable.RequestPermissionRequest | None = None,
         operation: Operation | None = None,
-    ) -> tuple[_Outcome, Verdict]:
+    ) -> tuple[Ruling, Verdict]:
         verdict = self.judge(call)
         if verdict.decision != "ask":
             by: By = "default" if verdict.rule is None else "rule"
-            return _Outcome(verdict.decision, by), verdict
+            return Ruling(verdict.decision, by), verdict
         if operation is not None and self._take_grant(call):
-            return _Outcome("allow", "granted"), verdict
+            return Ruling("allow", "granted"), verdict
         word = self._recall(call)
         if word is not None:
-            return _Outcome("allow" if word == "allow" else "deny", "remembered"), verdict
+            return Ruling("allow" if word == "allow" else "deny", "remembered"), verdict
         if self.ask is None:
-            return _Outcome("deny", "nobody"), verdict
+            return Ruling("deny", "nobody"), verdict
         deadline = self.deadline if verdict.deadline is None else verdict.deadline
         request = Request(
             call=call,
@@ -430,7 +358,7 @@ class Permissions:
             params=params,
             operation=operation,
         )
-        question = _Question(self.ask, request, self._ignored)
+        question = Question(self.ask, request, self._ignored)
         questions = self._open.setdefault(call.session_id, set())
         questions.add(question)
         about: Literal["permission", "operation"] = (
@@ -440,7 +368,7 @@ class Permissions:
             outcome = await question.outcome()
         except BaseException:
             # Whatever ends it from outside: the agent, the turn, the connection.
-            cancelled = _Outcome("cancelled", "cancelled", waited=question.waited)
+            cancelled = Ruling("cancelled", "cancelled", waited=question.waited)
             self._observe(call, cancelled, verdict, None, about)
             raise
         finally:
@@ -454,7 +382,7 @@ class Permissions:
     def _observe(
         self,
         call: Call,
-        outcome: _Outcome,
+        outcome: Ruling,
         verdict: Verdict,
         option_id: str | None,
         about: Literal["permission", "operation"],
@@ -494,7 +422,7 @@ class Permissions:
                 self._aliases.popitem(last=False)
         return found
 
-    def _known(self, params: v1_unstable.RequestPermissionRequest, ctx: _Context) -> Any:
+    def _known(self, params: v1_unstable.RequestPermissionRequest, ctx: ServiceContext) -> Any:
         if self.describe is not None:
             try:
                 return self.describe(params, ctx)
@@ -506,137 +434,6 @@ class Permissions:
                 return None
         known = getattr(ctx, "known_tool_call", None)
         return None if known is None else known(params.tool_call.tool_call_id)
-
-
-class _Question:
-    """One question that is open."""
-
-    def __init__(self, ask: Ask, request: Request, ignored: set[asyncio.Task[Any]]) -> None:
-        self._request = request
-        self._ignored = ignored
-        self._withdrawn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._began = time.monotonic()
-        self._task = asyncio.create_task(self._put(ask))
-
-    @property
-    def waited(self) -> float:
-        """Seconds since it was put."""
-        return time.monotonic() - self._began
-
-    async def _put(self, ask: Ask) -> Any:
-        thread = asking_thread.get()
-        answer: Any
-        if thread is not None and not iscoroutinefunction(ask):
-            answer = await thread(lambda: ask(self._request))
-        else:
-            answer = ask(self._request)
-        return await answer if isawaitable(answer) else answer
-
-    def withdraw(self) -> None:
-        """Its session is over."""
-        if not self._withdrawn.done():
-            self._withdrawn.set_result(None)
-
-    async def outcome(self) -> _Outcome:
-        try:
-            await asyncio.wait(
-                {self._task, self._withdrawn},
-                timeout=self._request.deadline,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        except BaseException:
-            self._abandon()
-            raise
-        if self._withdrawn.done():
-            self._abandon()
-            return _Outcome("cancelled", "cancelled", waited=self.waited)
-        if not self._task.done():
-            self._abandon()
-            logger.info("nobody answered within %g s: refused", self._request.deadline)
-            return _Outcome("deny", "deadline", waited=self.waited)
-        self._withdrawn.cancel()
-        outcome = self._read()
-        outcome.waited = self.waited
-        return outcome
-
-    def _abandon(self) -> None:
-        self._withdrawn.cancel()
-        self._task.cancel()
-        self._ignored.add(self._task)
-        self._task.add_done_callback(self._late)
-
-    def _late(self, task: asyncio.Task[Any]) -> None:
-        self._ignored.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is None:
-            logger.info("an answer came when the question was over; it is ignored")
-        else:
-            logger.warning("asking failed when the question was over", exc_info=error)
-
-    def _read(self) -> _Outcome:
-        """What the answer means; one that means nothing is a no."""
-        try:
-            answer: object = self._task.result()
-        except ENDING:
-            raise
-        except BaseException:
-            logger.exception("asking failed; refused")
-            return _Outcome("deny", "error")
-        remember: Literal["session", "always"] | None = None
-        option_id: str | None = None
-        match answer:
-            case None:
-                return _Outcome("cancelled", "asked")
-            case True | False:
-                allow = answer
-            case str():
-                option_id = answer
-                kind = _kind(self._request.options, option_id)
-                if kind not in (*ALLOWING, *REJECTING):
-                    return self._refused(answer)
-                allow = kind in ALLOWING
-            case Answer():
-                allow, option_id, remember = answer.allow, answer.option_id, answer.remember
-                kinds = ALLOWING if allow is True else REJECTING
-                if option_id is not None and _kind(self._request.options, option_id) not in kinds:
-                    return self._refused(answer)
-                if not isinstance(cast("object", allow), bool) or remember not in {
-                    None,
-                    "session",
-                    "always",
-                }:
-                    return self._refused(answer)
-            case _:
-                return self._refused(answer)
-        if remember is None and option_id is not None:
-            kind = _kind(self._request.options, option_id)
-            remember = "session" if kind in {"allow_always", "reject_always"} else None
-        return _Outcome("allow" if allow else "deny", "asked", option_id, remember)
-
-    def _refused(self, answer: object) -> _Outcome:
-        logger.warning("%r is no answer to what was asked; refused", answer)
-        return _Outcome("deny", "error")
-
-
-def _unambiguous(options: Iterable[v1.PermissionOption]) -> tuple[v1.PermissionOption, ...]:
-    """The options whose ids mean one thing: a no must not be another option's yes."""
-    kinds: dict[str, set[str]] = {}
-    for option in options:
-        kinds.setdefault(option.option_id, set()).add(option.kind)
-    return tuple(option for option in options if len(kinds[option.option_id]) == 1)
-
-
-def _kind(options: Iterable[v1.PermissionOption], option_id: str) -> str:
-    return next((option.kind for option in options if option.option_id == option_id), "")
-
-
-def _pick(options: Iterable[v1.PermissionOption], kinds: Iterable[str]) -> str | None:
-    """The first option of the first of these kinds that there is (field fault 27)."""
-    return next(
-        (option.option_id for kind in kinds for option in options if option.kind == kind), None
-    )
 
 
 def _key(call: Call) -> _Key:
