@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from antiphon._launch import StrPath
 
-__all__ = ["Box", "interpreter"]
+__all__ = ["Box", "below", "interpreter"]
 
 #: Of the system this is shown, read-only, where it exists.
 SYSTEM: Final = (
@@ -215,7 +215,7 @@ class _Plan:
         for path in _homes():
             real = os.path.realpath(path)
             # What lies in the system is seen as it is, and nothing can be mounted where nothing is.
-            if real != b"/" and (os.path.isdir(real) or not _below(real, self._system)):
+            if real != b"/" and (os.path.isdir(real) or not below(real, self._system)):
                 self._empty[real] = b"0700"
                 if path != real:
                     self._links[path] = real
@@ -228,17 +228,17 @@ class _Plan:
         """Show a file or directory, read-only, by its real path and under this name."""
         path = os.path.normpath(path)
         real = os.path.realpath(path, strict=True)
-        if not _below(real, self._system):
+        if not below(real, self._system):
             self.shown.add(real)
         if path != real:
             self._links[path] = real
 
     def sees(self, path: bytes, roots: Iterable[bytes]) -> bool:
         """Whether a path lies in a root or in what is shown."""
-        if _below(path, roots):
+        if below(path, roots):
             return True
-        seen = _below(path, self._system) or _below(path, self.shown) or _below(path, self._links)
-        return seen and not _below(path, self._masked)
+        seen = below(path, self._system) or below(path, self.shown) or below(path, self._links)
+        return seen and not below(path, self._masked)
 
     def words(
         self,
@@ -251,17 +251,17 @@ class _Plan:
             b"/dev": [b"--dev", b"/dev"],
         }
         for path, mode in self._empty.items():
-            if not _below(path, roots):
+            if not below(path, roots):
                 mounts[path] = [b"--perms", mode, b"--tmpfs", path]
         empty = {b"/", *mounts}
         for path in self._system:
-            if not _below(path, roots):
+            if not below(path, roots):
                 mounts[path] = [b"--ro-bind", path, path]
         for path, fd in shown.items():
-            if not _below(path, roots):
+            if not below(path, roots):
                 mounts[path] = [b"--ro-bind-fd", b"%d" % fd, path]
         for path in self._masked:
-            if not _below(path, roots):
+            if not below(path, roots):
                 # A device on a mount without devices: it can be opened by nobody.
                 is_folder = os.path.isdir(path)
                 mounts[path] = (
@@ -276,7 +276,7 @@ class _Plan:
         made: set[bytes] = set()
         for path, real in sorted({**self._links, **spellings}.items(), key=_depth):
             # In what is bound from outside the link stands already, or what was made there.
-            if path not in mounts and _deepest(path, mounts) in empty and not _below(path, made):
+            if path not in mounts and _deepest(path, mounts) in empty and not below(path, made):
                 words += [b"--symlink", real, path]
                 made.add(path)
         return words
@@ -286,13 +286,13 @@ def _depth(item: tuple[bytes, object]) -> int:
     return item[0].rstrip(b"/").count(b"/")
 
 
-def _below(path: bytes, places: Iterable[bytes]) -> bool:
+def below(path: bytes, places: Iterable[bytes]) -> bool:
     """Whether a path is one of these or lies in one of these."""
     return any(path == place or path.startswith(place.rstrip(b"/") + b"/") for place in places)
 
 
 def _deepest(path: bytes, places: Iterable[bytes]) -> bytes:
-    return max((place for place in places if _below(path, [place])), key=len, default=b"/")
+    return max((place for place in places if below(path, [place])), key=len, default=b"/")
 
 
 def _homes() -> set[bytes]:

@@ -337,15 +337,12 @@ class _Launch:
 
     def _boxed(self, box: _bwrap.Box) -> list[str]:
         spellings = self._roots.spellings()
-        outer = sorted(
-            real
-            for real in set(spellings.values())
-            if not any(real != other and _lies_in(real, other) for other in spellings.values())
-        )
+        reals = set(spellings.values())
+        outer = sorted(real for real in reals if not _bwrap.below(real, reals - {real}))
         if b"/" in outer:
             reason = "a sandbox whose root is / would hold nothing"
             raise StartError(reason, command=list(self._argv))
-        if any(_lies_in(os.fsencode(box.program), root) for root in outer):
+        if _bwrap.below(os.fsencode(box.program), outer):
             reason = f"{box.program} lies in a root, where it may be exchanged"
             raise StartError(reason, command=list(self._argv))
         bound = {real: self._hold(open_directory(real)) for real in outer}
@@ -354,7 +351,7 @@ class _Launch:
         shown = {
             real: self._hold(open_anything(real))
             for real in box.shown
-            if not any(_lies_in(real, root) for root in outer)
+            if not _bwrap.below(real, outer)
         }
         # Its name now, if it still has one in a root: `_inside` looks whether it leads there.
         cwd = os.readlink(os.fsencode(f"/proc/self/fd/{self._place.directory}"))
@@ -397,10 +394,6 @@ class _Launch:
             said = child.stderr_tail.strip() or "what begins it ended with no word"
         reason = f"cannot start {self._argv[0]!r}: {said}"
         raise StartError(reason, command=list(self._argv))
-
-
-def _lies_in(path: bytes, folder: bytes) -> bool:
-    return path == folder or path.startswith(folder.rstrip(b"/") + b"/")
 
 
 def directory_name(place: Place) -> str:
