@@ -125,7 +125,7 @@ def permissions_left_open(patch: pytest.MonkeyPatch) -> None:
     def forget(self: ClientRouter, session_id: str) -> None:
         """Answer none."""
 
-    patch.setattr(ClientRouter, "cancel_permissions", forget)
+    patch.setattr(ClientRouter, "cancel_questions", forget)
 
 
 def late_updates_sent(patch: pytest.MonkeyPatch) -> None:

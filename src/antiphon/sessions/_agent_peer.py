@@ -805,7 +805,7 @@ class AgentPeer(Peer, AgentCalls):
         self.connection.notify(
             "session/cancel", encode(v1.CancelNotification(session_id=session_id))
         )
-        self._router.cancel_permissions(session_id)
+        self._router.cancel_questions(session_id)
         session = self.sessions.get(session_id)
         if session is not None and session.inbox.view is not None:
             session.inbox.view.cancel_turn()
@@ -849,7 +849,7 @@ class AgentPeer(Peer, AgentCalls):
             return
         connection, turn = self.connection, session.turn
         if turn is not None:
-            self._router.cancel_permissions(session_id)
+            self._router.cancel_questions(session_id)
             connection.set_blocking(turn, blocking=True)
             turn.end_within(connection.limits.cancel_backstop)
         del self.sessions[session_id]

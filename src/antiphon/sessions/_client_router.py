@@ -225,10 +225,10 @@ class ClientRouter(SideRouter):
 
         return ask
 
-    def cancel_permissions(self, session_id: str) -> None:
-        """R1-92: every open permission request of the session is answered as cancelled.
+    def cancel_questions(self, session_id: str) -> None:
+        """Answer every open question of the session to a person as cancelled.
 
-        So are its elicitations: a turn that is stopped asks a person nothing more.
+        Permission requests by R1-92, elicitations likewise: a turn that is stopped asks nothing more.
         """
         session = self._peer.sessions.get(session_id)
         if session is not None and session.turn is not None:
