@@ -309,6 +309,28 @@ async def test_large_requests_in_flight_are_bounded_by_bytes_and_one_is_always_h
             assert (await link.peer.answer_to(id_))["result"] == {"good": True}
 
 
+async def test_requests_let_in_at_once_are_not_served_when_their_answers_are_not_taken() -> None:
+    served: list[int] = []
+
+    async def serve(params: Any, _context: Any) -> str:
+        served.append(params["n"])
+        return "x" * 100_000
+
+    async with linked(unsent_bytes=250_000) as link:
+        link.side.serve("x/big", serve)
+        link.peer.transport.pause_reading()
+        link.peer.send(*(link.peer.request(n, "x/big", {"n": n}) for n in range(500)))
+        await turns()
+        assert link.connection.transport.unsent < 600_000
+        link.peer.transport.resume_reading()
+        answers = [await link.peer.answer_to(n) for n in range(500)]
+        assert not link.connection.closed
+    refused = [answer["error"] for answer in answers if "error" in answer]
+    assert 0 < len(served) < 10
+    assert len(refused) == 500 - len(served)
+    assert {error["data"]["reason"] for error in refused} == {"limit unsent_bytes exceeded"}
+
+
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("method", ["session/cancel", "$/cancel_request", "session/update", ""])
 async def test_what_is_only_ever_told_is_no_request(side: Side, method: str) -> None:

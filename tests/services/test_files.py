@@ -11,6 +11,7 @@ import stat
 import sys
 import tempfile
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -300,6 +301,25 @@ async def test_a_cancelled_read_stops_and_gives_its_descriptor_back(
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
+
+
+@pytest.mark.parametrize("window", [{}, {"line": 2}, {"line": 2, "limit": 10}])
+async def test_many_large_reads_at_once_keep_few_answers(root: Path, window: Any) -> None:
+    lines = "x" * (1 << 20) + "\n"
+    (root / "large").write_text("\n" + lines * 4)
+    files = Files(root)
+
+    async def one() -> int:
+        return len(await read(files, root / "large", **window))
+
+    tracemalloc.start()
+    try:
+        lengths = await asyncio.gather(*(one() for _ in range(128)))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert set(lengths) == {4 * len(lines) + (not window)}
+    assert most < 160 << 20  # all of them would be 512 MiB, and as much again as text
 
 
 # --- writing ------------------------------------------------------------------------------------

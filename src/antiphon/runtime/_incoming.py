@@ -145,12 +145,12 @@ class Incoming:
         elif method != "initialize":
             raise InvalidRequest({"method": method, "reason": "initialize required"})
         limits, writer, size = self._limits, self._writer, len(event.frame)
-        if (
-            len(self._protocol.requests) >= limits.inbound_requests
-            or (self._bytes + size > limits.inbound_bytes and self._bytes)
-            or (writer.paused and writer.full)
-        ):
-            raise self._busy(call, size)
+        if len(self._protocol.requests) >= limits.inbound_requests:
+            raise self._busy(call, "inbound_requests")
+        if self._bytes + size > limits.inbound_bytes and self._bytes:
+            raise self._busy(call, "inbound_bytes")
+        if writer.paused and writer.full:
+            raise self._busy(call, "unsent_bytes")
         route = self._router.request_route(method)
         if route is None:
             raise MethodNotFound(shown_text(method))
@@ -172,15 +172,12 @@ class Incoming:
         call.task = task = connection.new_task(self._serve(call, route, params, context))
         connection.tasks.add(task)
 
-    def _busy(self, call: InboundCall, size: int) -> InternalError:
+    def _busy(self, call: InboundCall, name: str) -> InternalError:
         """What is said where there is no room: too much at once, or answers that nobody takes."""
-        limit = self._limits.inbound_requests
-        reason = "too many concurrent inbound requests"
-        if len(self._protocol.requests) < limit:
-            over = self._bytes and self._bytes + size > self._limits.inbound_bytes
-            name = "inbound_bytes" if over else "unsent_bytes"
-            limit = getattr(self._limits, name)
-            reason = f"limit {name} exceeded"
+        limit = getattr(self._limits, name)
+        reason = f"limit {name} exceeded"
+        if name == "inbound_requests":
+            reason = "too many concurrent inbound requests"
         self._connection.emit(
             "inbound_shed",
             id=shown_id(call.id),
@@ -204,6 +201,11 @@ class Incoming:
                     if route.withdraw is not None:
                         route.withdraw(params)
                     raise RequestCancelled  # noqa: TRY301  (the same boundary answers it)
+                # A thousand may have been let in at once, before the first had its answer. What an
+                # `accept` has entered somewhere its handler takes out again, so that has to run.
+                writer = self._writer
+                if writer.paused and route.accept is None and writer.full:
+                    raise self._busy(call, "unsent_bytes")  # noqa: TRY301
                 value = await route.invoke(params, context)
                 if value is DEFERRED_MARK or call.deferred is not None:
                     value = await settled(value, context)

@@ -51,6 +51,9 @@ _CHUNK: Final = 256 * 1024
 #: Calls that may wait for a guard, an overlay or one another with a place held open, each by a
 #: descriptor; the others wait without one. Most systems give a process 1024.
 HELD: Final = 128
+#: Reads that may keep what they answer at a time. It is as large as `READ_BYTES`, three times over while
+#: it becomes a frame, and a peer may ask for a thousand at once.
+KEEPING: Final = 4
 # Read in one go before others have their turn: about 10 ms.
 _SLICE_CHUNKS: Final = 64
 # What the schema means by line and limit.
@@ -156,6 +159,7 @@ class Files:
         self._pins = Pins(roots)
         self._writing: dict[str, asyncio.Future[None]] = {}
         self._held: asyncio.Semaphore | None = None
+        self._kept: asyncio.Semaphore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -197,7 +201,7 @@ class Files:
         else:
             source = await self._source(params.path, ctx)
         window = _Window(source, params.path, max(line or 1, 1), limit, self.read_bytes)
-        return v1.ReadTextFileResponse(content=await window.read())
+        return v1.ReadTextFileResponse(content=await window.read(self._keeping))
 
     async def write_text_file(
         self, params: v1_unstable.WriteTextFileRequest, ctx: ServiceContext
@@ -275,10 +279,21 @@ class Files:
 
     def _holding(self) -> asyncio.Semaphore:
         """Waits until few enough places are held open; for each loop anew."""
-        loop = asyncio.get_running_loop()
-        if self._held is None or self._loop is not loop:
-            self._loop, self._held = loop, asyncio.Semaphore(HELD)
+        self._meet_loop()
+        assert self._held is not None
         return self._held
+
+    def _keeping(self) -> asyncio.Semaphore:
+        """Waits until few enough answers are kept; for each loop anew."""
+        self._meet_loop()
+        assert self._kept is not None
+        return self._kept
+
+    def _meet_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            self._held, self._kept = asyncio.Semaphore(HELD), asyncio.Semaphore(KEEPING)
 
     async def _source(self, path: str, ctx: ServiceContext) -> _Descriptor | _Buffer:
         with self._pins.roots(ctx).locate(path) as place:
@@ -465,8 +480,8 @@ class _Window:
         self._in_slice = False
         self._given_up = False
 
-    async def read(self) -> str:
-        """The text of the window.
+    async def read(self, keeping: Callable[[], asyncio.Semaphore]) -> str:
+        """The text of the window. `keeping` is waited for before much of it is kept.
 
         Raises:
             RequestError: it is too large, no UTF-8, or the system failed.
@@ -478,22 +493,27 @@ class _Window:
             # A file that says it is small may be none: those of /proc say 0.
             if size <= INLINE_BYTES and self._advance(2):
                 return self._text()
-            while (text := await _in_thread(self._slice)) is None:
-                pass
-            return text
+            # Whoever only passes lines over keeps nothing, and may take long.
+            while self._skip:
+                if (text := await _in_thread(partial(self._slice, skipping=True))) is not None:
+                    return text
+            async with keeping():
+                while (text := await _in_thread(self._slice)) is None:
+                    pass
+                return text
         except OSError as error:
             raise os_failure("io_error", self._path, error) from error
         finally:
             self._give_up()
 
-    def _slice(self) -> str | None:
+    def _slice(self, *, skipping: bool = False) -> str | None:
         """Read on for a while, in a thread; the text if the window is complete."""
         with self._lock:
             if self._given_up:
                 return ""
             self._in_slice = True
         try:
-            return self._text() if self._advance(_SLICE_CHUNKS) else None
+            return self._text() if self._advance(_SLICE_CHUNKS, skipping=skipping) else None
         finally:
             with self._lock:
                 self._in_slice = False
@@ -506,11 +526,13 @@ class _Window:
             if not self._in_slice:
                 self._source.close()
 
-    def _advance(self, chunks: int) -> bool:
-        """Read up to so many chunks; whether the window is complete."""
+    def _advance(self, chunks: int, *, skipping: bool = False) -> bool:
+        """Read up to so many chunks, or to the window's begin; whether the window is complete."""
         for _ in range(chunks):
             if self._wanted == 0 or self._given_up:
                 return True
+            if skipping and not self._skip:
+                return False
             chunk = self._source.read(_CHUNK)
             if not chunk:
                 return True
