@@ -114,6 +114,10 @@ def terminal_login(state: Path, words: list[str]) -> None:
         except KeyboardInterrupt:
             print("it was me", flush=True)
             sys.exit(9)
+    if way == "leaves":
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        print("waiting", flush=True)
+        time.sleep(60)
     if way == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "messes":

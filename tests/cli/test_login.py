@@ -97,6 +97,15 @@ def test_ctrl_c_is_the_programs(tmp_path: Path) -> None:
         assert "it ended with exit code 9" in screen.text
 
 
+def test_ctrl_c_that_the_program_leaves_to_the_system_is_an_interrupt(tmp_path: Path) -> None:
+    with login(tmp_path, "leaves") as screen:
+        screen.read_until("waiting")
+        screen.type(CTRL_C)
+
+        assert screen.end() == 130
+    assert starts(tmp_path) == 1
+
+
 def test_a_program_that_is_stopped_stops_us_and_goes_on_with_us(tmp_path: Path) -> None:
     with login(tmp_path, "waits") as screen:
         screen.read_until("waiting")
@@ -211,6 +220,7 @@ def test_without_a_choice_the_ways_are_listed_and_nothing_is_done(
     assert ran.code == 2
     assert "[oauth]" in ran.err
     assert "[tty]" in ran.err
+    assert ("a way that needs a terminal is not offered without one" in ran.err) == bool(more)
     assert "\x1b" not in ran.err
     assert not (tmp_path / "state.authenticated").exists()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -76,6 +77,10 @@ class _Offer(msgspec.Struct, frozen=True, kw_only=True):
             f": {harmless(about, 500, one_line=True)}" if isinstance(about, str) and about else ""
         )
         return f"{name} [{id_}]{more}"
+
+
+#: Without a terminal an agent is not told that there is one, and most then name no way that needs it.
+_HERE = {True: "", False: " (a way that needs a terminal is not offered without one)"}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -171,7 +176,9 @@ async def _choose(offers: Sequence[_Offer], job: _Job) -> _Offer:
         for offer in offers:
             if offer.method.id == job.method:
                 return offer
-        raise UsageError(_listed(f"antiphon login: there is no --method {job.method}", offers))
+        raise UsageError(
+            _listed(f"antiphon login: there is no --method {job.method}{_HERE[can_ask()]}", offers)
+        )
     if len(offers) == 1:
         return offers[0]
     if not can_ask():
@@ -202,6 +209,8 @@ def _on_terminal(job: _Job, method: v1.AuthMethodTerminal) -> None:
         names = ", ".join(harmless(name, 100, one_line=True) for name in login.added)
         tell(f"  with these variables set by the agent: {names}\n")
     code = login.run()
+    if code == -signal.SIGINT:  # the person's Ctrl-C, which the program left to the system
+        raise KeyboardInterrupt
     if code:
         how = f"signal {-code} ended it" if code < 0 else f"it ended with exit code {code}"
         msg = f"You are not signed in: {how}."
