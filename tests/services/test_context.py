@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from antiphon import _errors
-from antiphon.services._context import Operation, denied, permit, refusal
+from antiphon.services._context import Operation, denied, given, permit, refusal
 
 OPERATION = Operation(kind="write", session_id="s", title="Write /w/f", path="/w/f")
+
+
+def test_what_is_absent_or_null_was_not_given() -> None:
+    assert [given(value, 7) for value in (UNSET, None, 0, 1)] == [7, 7, 0, 1]
 
 
 def test_a_refusal_names_its_reason_and_the_facts() -> None:

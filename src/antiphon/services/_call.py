@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from antiphon.schema import v1
+from antiphon.services._context import given
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -219,10 +220,6 @@ class _Unclear:
         return normalised(f"{roots[0] if roots else '/'}/{path}")
 
 
-def _given(value: object) -> Any:
-    return None if value is msgspec.UNSET else value
-
-
 def _read_request(
     params: v1_unstable.RequestPermissionRequest,
     roots: Sequence[str],
@@ -233,8 +230,10 @@ def _read_request(
     tool = params.tool_call
 
     def said(name: str) -> Any:
-        value = _given(getattr(tool, name))
-        return value if value is not None or known is None else _given(getattr(known, name, None))
+        value = given(getattr(tool, name), None)
+        return (
+            value if value is not None or known is None else given(getattr(known, name, None), None)
+        )
 
     kind, title, raw = said("kind"), said("title"), said("raw_input")
     kind = kind if isinstance(kind, str) else ""

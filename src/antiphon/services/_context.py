@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import isawaitable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
 from antiphon._errors import InternalError, InvalidParams, RequestError
 
-__all__ = ["Guard", "Operation", "ServiceContext", "permit", "refusal"]
+__all__ = ["Guard", "Operation", "ServiceContext", "given", "permit", "refusal"]
+
+_T = TypeVar("_T")
 
 
 class ServiceContext(Protocol):
@@ -63,6 +65,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 #: Asked before every write and every command, and before reads where that is wanted; anything but
 #: True refuses. Async, or a plain function, which must not block.
 Guard = Callable[[Operation], Awaitable[bool] | bool]
+
+
+def given(value: _T | msgspec.UnsetType | None, otherwise: _T) -> _T:
+    """What the peer gave for an optional member; `otherwise` where it is absent or null."""
+    return otherwise if value is None or value is msgspec.UNSET else value
 
 
 def refusal(reason: str, **facts: object) -> RequestError:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import quote, urlsplit
 
 from antiphon._errors import ENDING, InvalidParams
-from antiphon.schema import UnsetType, v1, v1_unstable
+from antiphon.schema import v1, v1_unstable
+from antiphon.services._context import given
 from antiphon.services._form import Form, FormError, read_form
 from antiphon.services._question import answer_of
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Elicitation", "FormHook", "UrlHook", "UrlRequest"]
 
-log = logging.getLogger("antiphon.client")
+logger = logging.getLogger("antiphon.services")
 
 FormAnswer: TypeAlias = (
     "Mapping[str, object] | bool | v1.ElicitationDeclineAction | v1.ElicitationCancelAction | None"
@@ -71,9 +72,9 @@ class UrlRequest:
         self.message = params.message
         self.agent = agent
         self.elicitation_id = params.elicitation_id
-        self.session_id = _or(params.session_id) or ""
-        self.tool_call_id: str | None = _or(params.tool_call_id)
-        self.request_id: int | str | None = _or(params.request_id)
+        self.session_id = given(params.session_id, "")
+        self.tool_call_id: str | None = given(params.tool_call_id, None)
+        self.request_id: int | str | None = given(params.request_id, None)
         self.url = params.url
         self.ascii_url, self.host, self.unicode_host, self.suspicious = _read_url(params.url)
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -181,7 +182,7 @@ class Elicitation:
             try:
                 content = form.check(cast("Mapping[str, object]", answer))
             except FormError:
-                log.exception("an answer that does not fit its form is not sent")
+                logger.exception("an answer that does not fit its form is not sent")
                 return v1.ElicitationCancelAction()
             return v1.ElicitationAcceptAction(content=cast("dict[str, Any]", content))
         if isinstance(answer, v1.ElicitationDeclineAction | v1.ElicitationCancelAction):
@@ -249,7 +250,7 @@ async def _ask(hook: Callable[[Any, Any], Any], question: object, ctx: ServiceCo
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise
-        log.exception("asking a person failed; the question is answered as cancelled")
+        logger.exception("asking a person failed; the question is answered as cancelled")
         return None
 
 
@@ -257,7 +258,7 @@ def _refusal(answer: object, hook: str) -> v1_unstable.CreateElicitationResponse
     if answer is False:
         return v1.ElicitationDeclineAction()
     if answer is not None:
-        log.error("the %s hook answered %r, which accepts nothing", hook, answer)
+        logger.error("the %s hook answered %r, which accepts nothing", hook, answer)
     return v1.ElicitationCancelAction()
 
 
@@ -270,11 +271,7 @@ def _agent_of(ctx: ServiceContext) -> str:
     info: Any = getattr(getattr(ctx, "peer", None), "info", None)
     if info is None:
         return ""
-    return f"{_or(info.title) or info.name} {info.version}".strip()
-
-
-def _or(value: Any) -> Any:
-    return None if isinstance(value, UnsetType) else value
+    return f"{given(info.title, '') or info.name} {info.version}".strip()
 
 
 def _read_url(url: str) -> tuple[str, str, str, tuple[str, ...]]:

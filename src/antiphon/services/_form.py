@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from antiphon.schema import Unknown, UnsetType, v1
+from antiphon.schema import Unknown, v1
+from antiphon.services._context import given
 from antiphon.services._pattern import compile_pattern
 
 __all__ = ["Choice", "Field", "Form", "FormError", "FormValue"]
@@ -285,8 +286,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 def read_form(params: v1.ElicitationFormMode, agent: str) -> Form:
     """The form of a request."""
     schema = params.requested_schema
-    properties: Mapping[str, v1.ElicitationPropertySchema] = _or(schema.properties, {})
-    required = dict.fromkeys(_or(schema.required, []))
+    properties: Mapping[str, v1.ElicitationPropertySchema] = given(schema.properties, {})
+    required = dict.fromkeys(given(schema.required, []))
     fields = [_field(name, of, required=name in required) for name, of in properties.items()]
     fields += [
         Field(name=name, title=name, kind="other", required=True)
@@ -296,12 +297,12 @@ def read_form(params: v1.ElicitationFormMode, agent: str) -> Form:
     return Form(
         message=params.message,
         agent=agent,
-        title=_or(schema.title, ""),
-        description=_or(schema.description, ""),
+        title=given(schema.title, ""),
+        description=given(schema.description, ""),
         fields=tuple(fields),
-        session_id=_or(params.session_id, ""),
-        tool_call_id=_or(params.tool_call_id, None),
-        request_id=_or(params.request_id, None),
+        session_id=given(params.session_id, ""),
+        tool_call_id=given(params.tool_call_id, None),
+        request_id=given(params.request_id, None),
         params=params,
     )
 
@@ -311,29 +312,29 @@ def _field(name: str, schema: v1.ElicitationPropertySchema, *, required: bool) -
         return Field(name=name, title=name, kind="other", required=required, schema=schema)
     facts: dict[str, Any] = {
         "name": name,
-        "title": _or(schema.title, "") or name,
-        "description": _or(schema.description, ""),
+        "title": given(schema.title, "") or name,
+        "description": given(schema.description, ""),
         "required": required,
         "schema": schema,
     }
     match schema:
         case v1.StringPropertySchema():
-            options = _or(schema.one_of, None)
-            values = _or(schema.enum, None)
+            options = given(schema.one_of, None)
+            values = given(schema.enum, None)
             if options is not None or values is not None:
                 facts["choices"] = _choices(values or () if options is None else options)
             facts.update(
                 kind="string" if options is None and values is None else "choice",
-                min_length=_or(schema.min_length, None),
-                max_length=_or(schema.max_length, None),
-                pattern=_or(schema.pattern, None),
-                format=_or(schema.format, None),
+                min_length=given(schema.min_length, None),
+                max_length=given(schema.max_length, None),
+                pattern=given(schema.pattern, None),
+                format=given(schema.format, None),
             )
         case v1.NumberPropertySchema() | v1.IntegerPropertySchema():
             facts.update(
                 kind="integer" if isinstance(schema, v1.IntegerPropertySchema) else "number",
-                minimum=_or(schema.minimum, None),
-                maximum=_or(schema.maximum, None),
+                minimum=given(schema.minimum, None),
+                maximum=given(schema.maximum, None),
             )
         case v1.BooleanPropertySchema():
             facts.update(kind="boolean")
@@ -346,11 +347,11 @@ def _field(name: str, schema: v1.ElicitationPropertySchema, *, required: bool) -
                 choices=_choices(
                     items.enum if isinstance(items, v1.StringMultiSelectItems) else items.any_of
                 ),
-                min_length=_or(schema.min_items, None),
-                max_length=_or(schema.max_items, None),
+                min_length=given(schema.min_items, None),
+                max_length=given(schema.max_items, None),
             )
     field = Field(**facts)
-    default = _or(schema.default, None)
+    default = given(schema.default, None)
     if default is None:
         return field
     try:
@@ -363,14 +364,9 @@ def _choices(options: Sequence[str | v1.EnumOption]) -> tuple[Choice, ...]:
     return tuple(
         Choice(option, option)
         if isinstance(option, str)
-        else Choice(option.const, option.title or option.const, _or(option.description, ""))
+        else Choice(option.const, option.title or option.const, given(option.description, ""))
         for option in options
     )
-
-
-def _or(value: Any, otherwise: Any) -> Any:
-    """What was given, where something was."""
-    return otherwise if value is None or isinstance(value, UnsetType) else value
 
 
 def _whole(value: object) -> int:

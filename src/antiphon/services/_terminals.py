@@ -21,9 +21,7 @@ import shlex
 import shutil
 import stat
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Final, Literal
 
 from antiphon._errors import InternalError, ResourceNotFound, StartError
 from antiphon._launch import environment, with_variables
@@ -31,7 +29,7 @@ from antiphon._process import Child
 from antiphon.schema import v1
 from antiphon.services._bwrap import SESSION_VARIABLES, Box
 from antiphon.services._confine import Pins, not_found
-from antiphon.services._context import Operation, permit, refusal
+from antiphon.services._context import Operation, given, permit, refusal
 from antiphon.services._launched import Plain, directory_name, start_launched
 from antiphon.services._pty import checked_size
 from antiphon.services._terminal import Terminal
@@ -69,8 +67,6 @@ PATH_FOLDERS: Final = 1024
 MOST_SHOWN: Final = 128
 #: Between TERM and KILL when a command is ended (DESIGN §5, shutdown ladder).
 KILL_GRACE: Final = 2.0
-
-_T = TypeVar("_T")
 
 # A word that a shell would take as it stands. Anything else can be meant for a shell only.
 _PLAIN_WORD: Final = re.compile(r"[\w@%+=:,./-]+")
@@ -201,11 +197,11 @@ class Terminals:
                 `permission_denied` if it was not allowed, `too_many_terminals`,
                 `session_released` if that happened meanwhile. No terminal is left then.
         """
-        args = _or(params.args, [])
-        added = _environment(_or(params.env, []))
+        args = given(params.args, [])
+        added = _environment(given(params.env, []))
         _check_command([params.command, *args])
         session = self._session(ctx.session_id)
-        with self._locate(_or(params.cwd, None), ctx) as place:
+        with self._locate(given(params.cwd, None), ctx) as place:
             # None: all of ours. Taken anew each time, as ours may change.
             ours = environment(self.env) or dict(os.environ)
             env = with_variables(ours, {**self._changed(), "PWD": place.path, **added})
@@ -231,7 +227,7 @@ class Terminals:
             finally:
                 session.starting -= 1
         terminal_id = f"term-{secrets.token_hex(8)}"
-        most = min(_or(params.output_byte_limit, self.output_bytes), self.output_bytes)
+        most = min(given(params.output_byte_limit, self.output_bytes), self.output_bytes)
         try:
             terminal = Terminal(command, most, self.kill_grace)
         except BaseException:
@@ -475,10 +471,6 @@ def _abort_what_started(start: asyncio.Task[Command]) -> None:
 def _is_being_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _or(value: _T | msgspec.UnsetType | None, default: _T) -> _T:
-    return default if value is None or value is msgspec.UNSET else value
 
 
 def _is_program(
