@@ -30,7 +30,7 @@ class Audit:
         self._path = path
         self._failed = False
         # Unbuffered: what is decided is in the file before it is done.
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115, PTH123
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115, PTH123  (stays open; a path with odd bytes stays text)
 
     def write(self, decision: Decision) -> None:
         """One line; a person is told once of a file that takes no more."""

@@ -178,8 +178,8 @@ def _absolute(path: str, roots: Sequence[str]) -> str:
     # A quoted "~/" is no longer the shell's business, and a person means it. What a path with ".."
     # means is left as it is: that it is doubted is part of the answer.
     if path == "~" or path.startswith("~/"):
-        path = os.path.expanduser(path)  # noqa: PTH111
-    return path if os.path.isabs(path) else os.path.join(roots[0], path)  # noqa: PTH117, PTH118
+        path = os.path.expanduser(path)  # noqa: PTH111  (text, as it was typed)
+    return path if os.path.isabs(path) else os.path.join(roots[0], path)  # noqa: PTH117, PTH118  (as above)
 
 
 def _wrong(text: str, problem: str) -> UsageError:

@@ -185,7 +185,7 @@ def _record(text: str | None) -> str | None:
     if text is None:
         return None
     try:
-        with open(text, "ab"):  # noqa: PTH123
+        with open(text, "ab"):  # noqa: PTH123  (as above)
             pass
     except OSError as error:
         raise UsageError(f"antiphon prompt: --record {text}: {error.strerror}") from None

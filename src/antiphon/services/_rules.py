@@ -307,13 +307,13 @@ class _Matcher:
         self._env = _texts("env", rule.env)
         folding = _CASE_IS_NOTHING and not self._allows
         home = os.path.expanduser("~")
-        self._path = _paths("path", rule.path, home, folding)
-        self._cwd = _paths("cwd", rule.cwd, home, folding)
+        self._path = _paths("path", rule.path, home, folding=folding)
+        self._cwd = _paths("cwd", rule.cwd, home, folding=folding)
         commands = _strings("command", rule.command)
         self._command = bool(commands)
         named = [glob for glob in commands if "/" not in glob]
         placed = [glob for glob in commands if "/" in glob]
-        self._names = _texts("command", named, folding)
+        self._names = _texts("command", named, folding=folding)
         for command in named:
             if "\\" not in command and _BLANK.search(outside_sets(command)):
                 raise PolicyError(
@@ -321,9 +321,11 @@ class _Matcher:
                     ", one each ([ ] for a blank in a name)",
                     key="command",
                 )
-        self._programs = _paths("command", placed, home, folding)
+        self._programs = _paths("command", placed, home, folding=folding)
         # Which bare names could be one of these programs, where a shell or the system finds it.
-        self._found = _texts("command", [glob.rpartition("/")[2] for glob in placed], folding)
+        self._found = _texts(
+            "command", [glob.rpartition("/")[2] for glob in placed], folding=folding
+        )
         self._args: list[Callable[[str], bool]] | None = None
         self._any_rest = False
         if rule.args is not None:
@@ -450,14 +452,14 @@ def _strings(key: str, value: object) -> list[str]:
     return cast("list[str]", found)
 
 
-def _texts(key: str, value: object, folding: bool = False) -> list[Callable[[str], bool]]:  # noqa: FBT001, FBT002
+def _texts(key: str, value: object, *, folding: bool = False) -> list[Callable[[str], bool]]:
     try:
         return [text_glob(glob, ignore_case=folding) for glob in _strings(key, value)]
     except GlobError as error:
         raise PolicyError(str(error), key=key) from error
 
 
-def _paths(key: str, value: object, home: str, folding: bool) -> list[PathGlob]:  # noqa: FBT001
+def _paths(key: str, value: object, home: str, *, folding: bool) -> list[PathGlob]:
     try:
         return [PathGlob(glob, home=home, ignore_case=folding) for glob in _strings(key, value)]
     except GlobError as error:
