@@ -322,6 +322,35 @@ async def test_many_large_reads_at_once_keep_few_answers(root: Path, window: Any
     assert most < 160 << 20  # all of them would be 512 MiB, and as much again as text
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nobody tells the descriptors")
+@pytest.mark.parametrize("asks", [False, True])
+async def test_a_thousand_reads_at_once_open_few_files(
+    root: Path, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def guard(_operation: Operation) -> bool:
+        await asyncio.sleep(0)
+        return True
+
+    (root / "f").write_text("x" * 300_000)
+    files = Files(root, guard=guard, guard_reads=asks)
+    before = len(os.listdir("/proc/self/fd"))
+    most = 0
+    real_open = files_module._open_regular
+
+    def noting(place: Any, path: str) -> int:
+        nonlocal most
+        most = max(most, len(os.listdir("/proc/self/fd")))
+        return real_open(place, path)
+
+    monkeypatch.setattr(files_module, "_open_regular", noting)
+
+    async def one() -> int:
+        return len(await read(files, root / "f"))
+
+    assert await asyncio.gather(*(one() for _ in range(1000))) == [300_000] * 1000
+    assert most - before < 300
+
+
 # --- writing ------------------------------------------------------------------------------------
 
 

@@ -51,6 +51,8 @@ _CHUNK: Final = 256 * 1024
 #: Calls that may wait for a guard, an overlay or one another with a place held open, each by a
 #: descriptor; the others wait without one. Most systems give a process 1024.
 HELD: Final = 128
+#: Reads that may go on at a time, each with its file open; the others wait.
+READING: Final = 256
 #: Reads that may keep what they answer at a time. It is as large as `READ_BYTES`, three times over while
 #: it becomes a frame, and a peer may ask for a thousand at once.
 KEEPING: Final = 4
@@ -159,6 +161,7 @@ class Files:
         self._pins = Pins(roots)
         self._writing: dict[str, asyncio.Future[None]] = {}
         self._held: asyncio.Semaphore | None = None
+        self._read: asyncio.Semaphore | None = None
         self._kept: asyncio.Semaphore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -195,13 +198,11 @@ class Files:
         """
         line = _count(params.line, 1)
         limit = _count(params.limit, None)
-        if self.guard_reads or self.overlay is not None:
-            async with self._holding():
-                source = await self._source(params.path, ctx)
-        else:
+        waits = self.guard_reads or self.overlay is not None
+        async with self._holding() if waits else self._reading():
             source = await self._source(params.path, ctx)
-        window = _Window(source, params.path, max(line or 1, 1), limit, self.read_bytes)
-        return v1.ReadTextFileResponse(content=await window.read(self._keeping))
+            window = _Window(source, params.path, max(line or 1, 1), limit, self.read_bytes)
+            return v1.ReadTextFileResponse(content=await window.read(self._keeping))
 
     async def write_text_file(
         self, params: v1_unstable.WriteTextFileRequest, ctx: ServiceContext
@@ -283,6 +284,12 @@ class Files:
         assert self._held is not None
         return self._held
 
+    def _reading(self) -> asyncio.Semaphore:
+        """Waits until few enough files are open; for each loop anew."""
+        self._meet_loop()
+        assert self._read is not None
+        return self._read
+
     def _keeping(self) -> asyncio.Semaphore:
         """Waits until few enough answers are kept; for each loop anew."""
         self._meet_loop()
@@ -293,7 +300,8 @@ class Files:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
-            self._held, self._kept = asyncio.Semaphore(HELD), asyncio.Semaphore(KEEPING)
+            self._held, self._read = asyncio.Semaphore(HELD), asyncio.Semaphore(READING)
+            self._kept = asyncio.Semaphore(KEEPING)
 
     async def _source(self, path: str, ctx: ServiceContext) -> _Descriptor | _Buffer:
         with self._pins.roots(ctx).locate(path) as place:
