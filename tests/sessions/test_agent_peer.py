@@ -1443,6 +1443,34 @@ async def test_the_late_history_of_a_load_that_was_given_up_is_not_the_next_one_
         assert peer.connection.queued_bytes == 0
 
 
+async def test_a_load_that_was_refused_takes_nothing_from_the_next_that_came_before_it_was_told() -> (
+    None
+):
+    held, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(_update: Update) -> None:
+        held.set()
+        await go_on.wait()
+
+    async with raw_agent(Client(on_update=hold), EVERYTHING) as (peer, raw):
+        first = asyncio.create_task(run(peer.load_session("s")))
+        request = await raw.wait("session/load")
+        raw.send(raw.update("s", "one"))
+        raw.refuse(request, -32603)
+        await held.wait()  # so that the refusal is seen only when the observer has returned
+        await raw.round_trip()
+        second = asyncio.create_task(run(peer.load_session("s")))
+        again = await raw.wait("session/load", 2)
+        go_on.set()
+        with pytest.raises(RequestError):
+            await first
+        raw.answer(again, {})
+        session = await second
+        assert peer.sessions == {"s": session}
+        raw.send(raw.update("s", "two"))
+        assert (await anext(session.updates())).text == "two"
+
+
 @pytest.mark.virtual_time
 async def test_a_load_given_up_delays_the_next_by_the_back_stop_at_most() -> None:
     async with raw_agent(None, EVERYTHING, limits=Limits(cancel_backstop=5)) as (peer, raw):

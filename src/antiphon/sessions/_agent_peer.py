@@ -180,6 +180,7 @@ class _LoadCall(_MarkedCall):
             self.given_up()
         else:
             self.open, self.opened = False, error is None
+            self.session.abandoned |= error is not None and not self.known
             self.session.load_ends()
             self.session.peer.settle_forgotten(self.session)
         super().answered(result, error)
@@ -191,6 +192,7 @@ class _LoadCall(_MarkedCall):
         if not self.open:
             return
         self.open = False
+        self.session.abandoned |= not self.known
         peer = self.session.peer
         if self.id and not self.known and not peer.connection.closed:
             peer.expect_late_load(self.session, self)
@@ -680,6 +682,11 @@ class AgentPeer(Peer, AgentCalls):
         async def send() -> _Load:
             await self.late_load_over(session_id)
             known = self.sessions.get(session_id)
+            if known is not None and known.abandoned:
+                # Its load has failed, and whoever waits for that has not been told yet.
+                self.forget(session_id)
+                self.take_back(session_id)
+                known = None
             if known is not None and (known.turn is not None or known.winding_down is not None):
                 raise TurnInProgress(session_id)
             if known is not None and known.loading:

@@ -563,6 +563,8 @@ class Session:
             | None
         ) = None
         self.turn: PromptTurn | None = None
+        #: The load that was to open it has failed: whoever asked for that will let go of it.
+        self.abandoned = False
         #: How many prompts were sent here.
         self.turns = 0
         #: What ends the open turn when its agent is silent for too long.
