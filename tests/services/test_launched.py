@@ -16,7 +16,7 @@ import pytest
 
 from antiphon import StartError
 from antiphon._process import Child
-from antiphon.services import _bwrap, _launched, _pty
+from antiphon.services import _bwrap, _launched
 from antiphon.services._bwrap import Box
 from antiphon.services._confine import Roots
 from antiphon.services._launched import _Control, start_launched  # pyright: ignore[reportPrivateUsage]
@@ -245,4 +245,3 @@ def test_an_interpreter_is_ours_or_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(NotImplementedError, match="Python interpreter"):
         _bwrap.interpreter()
-    assert _pty.SIZE == (24, 80)

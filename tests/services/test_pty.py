@@ -69,10 +69,7 @@ async def test_it_leads_its_session_and_is_in_the_foreground(root: Path) -> None
         "import os; print(os.getsid(0) == os.getpid() == os.getpgrp() == os.tcgetpgrp(0),"
         " os.ctermid(), os.ttyname(0) != '', sorted(map(int, os.listdir('/proc/self/fd'))))"
     )
-    assert await agent.python(script)
-    terminal_id = await agent.python(script)
-    await agent.wait(terminal_id)
-    output = (await agent.output(terminal_id)).output
+    output = await agent.run(sys.executable, "-c", script)
     assert output == "True /dev/tty True [0, 1, 2, 3]\r\n"
     await terminals.aclose()
 
