@@ -63,6 +63,7 @@ def test_help_has_the_signature_of_every_class_of_the_services() -> None:
         if isinstance(getattr(services, name), type):
             # Of a struct it is made from the types of its fields, which have to be there then.
             assert inspect.signature(getattr(services, name)), name
+    assert "auth_methods" in inspect.signature(antiphon.Capabilities).parameters
 
 
 def test_an_error_can_be_named_without_loading_the_protocol() -> None:

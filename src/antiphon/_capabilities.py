@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+# At run time, too: a struct's signature is made from its annotations.
+from collections.abc import Sequence  # noqa: TC003
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+from antiphon.schema import v1, v1_unstable  # noqa: TC001
 
-    from antiphon.schema import Method, v1, v1_unstable
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from antiphon.schema import Method
 
 __all__ = ["Capabilities"]
 
