@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from antiphon import _errors
+from antiphon import _errors, services
 from antiphon.schema import v1, v1_unstable
 from antiphon.services import Files, Operation, Overlay
 from antiphon.services import _files as files_module
@@ -1054,3 +1055,23 @@ async def test_a_link_put_in_place_of_the_file_while_asking_is_not_written_throu
     assert (await error_of(write(files, root / "f", "x")))[2]["reason"] == "not_a_regular_file"
     assert (tmp_path / "out").read_text() == SECRET
     assert sorted(os.listdir(root)) == ["f"]
+
+
+def test_who_lends_files_alone_loads_neither_forms_nor_policies_nor_commands() -> None:
+    program = """
+import sys
+from antiphon import services
+def loaded():
+    return [name.rpartition(".")[2] for name in sys.modules if name.startswith("antiphon.services._")]
+print(loaded())
+services.Files
+print(sorted(loaded()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stderr, done.stdout) == ("", "[]\n['_confine', '_context', '_files']\n")
+
+
+def test_a_name_that_no_service_has_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        services.Nothing
+    assert set(dir(services)) >= {"Files", "Terminals", "Permissions", "Elicitation"}
