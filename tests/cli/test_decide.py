@@ -422,9 +422,56 @@ async def test_what_an_agent_says_cannot_pass_for_lines_of_ours_or_turn_around()
     assert person.questions[0].headline == (
         "The agent asks: Read⏎The agent asks: nothing⏎x \ufffdhsilop\ufffd[A"
     )
-    assert person.questions[0].options[0][1] == "Yes⏎  2. No"
+    assert person.questions[0].options[0][1] == "Yes⏎  2. No [allows it]"
     assert person.questions[1].headline == "The agent wants to run: ls⏎rm"
     assert len(decides.shown.getvalue().splitlines()) == 4
+
+
+async def test_whatever_it_is_called_a_person_sees_what_an_option_does_and_a_yes_covers() -> None:
+    person = Person("a")
+    decides = Decides("ask", person)
+    options = (
+        ("a", "No, never", "allow_once"),
+        ("b", "Allow once", "allow_always"),
+        ("c", "Yes", "reject_once"),
+        ("d", "\u0410llow", "allow_once"),  # not a Latin letter
+        ("e", "ALLOW ONCE", "allow_once"),
+        ("f", "Never", "reject_always"),
+        ("g", "Never", "allow_always"),
+    )
+    raw = {"command": "ls", "cwd": "/project/evil", "env": {"PATH": "."}}
+    places = [v1.ToolCallLocation(path="/project/.bashrc"), v1.ToolCallLocation(path="/project/b")]
+    await decides.chosen(
+        *options, title="Format /project/b", kind="edit", raw_input=raw, locations=places
+    )
+    asked = person.questions[0]
+    assert [name for _, name, _ in asked.options] == [
+        "No, never [allows it]",
+        "Allow once [allows it from now on]",
+        "Yes [refuses it]",
+        "\u0410llow [allows it]",
+        "ALLOW ONCE",
+        "Never",
+        "Never [allows it from now on]",
+    ]
+    assert asked.headline == (
+        "The agent asks: Format /project/b"
+        " (about /project/.bashrc; in /project/evil; with PATH='.')"
+    )
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"kind": "edit", "content": [v1.Diff(path="/project/b", new_text="")]},
+        {"kind": "execute", "raw_input": {"command": "ls"}},
+        {"kind": "think"},
+    ],
+)
+async def test_a_person_is_told_nothing_twice(tool: dict[str, Any]) -> None:
+    person = Person("a")
+    await Decides("ask", person).chosen(("a", "Yes", "allow_once"), title="Work", **tool)
+    assert person.questions[0].headline == "The agent asks: Work"
 
 
 async def test_a_person_sees_where_a_command_runs_and_what_it_adds() -> None:

@@ -88,7 +88,7 @@ def test_demo_shows_everything_on_standard_output() -> None:
         "plan [x] Run the test",
         "edit: Repair leap.py [completed]",
         "+    return year % 4 == 0 and (year % 100 != 0",
-        "permission: Repair leap.py -> Repair it",
+        "permission: Repair leap.py -> Repair it [allows it]",
         "| OK",
         "ok: end_turn",
         "ok: test_leap.py passes",

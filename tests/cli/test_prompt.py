@@ -46,7 +46,10 @@ def test_a_turn_of_the_demo_agent_needs_no_agent_and_changes_nothing(tmp_path: P
     assert ran.code == 0
     assert "what can you do?" in ran.out
     assert "I leave the file as it is" in ran.out
-    assert "permission: Repair leap.py -> Leave it as it is (deny without a terminal)" in ran.err
+    assert (
+        "permission: Repair leap.py -> Leave it as it is [refuses it] (deny without a terminal)"
+        in ran.err
+    )
     assert not list(tmp_path.iterdir())
 
 

@@ -19,7 +19,7 @@ from antiphon.cli._view import Question, ToolView
 from antiphon.services import Answer, Call, Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from antiphon.cli._view import View
     from antiphon.schema import v1_unstable as v1
@@ -33,7 +33,20 @@ _WORDS = {
     "write": ("Allow this write", "Allow every write of this run"),
     "execute": ("Allow this command", "Allow every command of this run"),
 }
-_OPTION_KINDS = frozenset({"allow_once", "allow_always", "reject_once", "reject_always"})
+#: What choosing an option of the agent's does, whatever the agent calls it.
+_OPTION_KINDS = {
+    "allow_once": "allows it",
+    "allow_always": "allows it from now on",
+    "reject_once": "refuses it",
+    "reject_always": "refuses it from now on",
+}
+#: Names that say so themselves, in lower case.
+_PLAIN_NAMES = {
+    "allow_once": {"allow", "allow once", "yes", "accept", "approve", "ok", "proceed"},
+    "allow_always": {"allow always", "always allow", "always", "yes, always"},
+    "reject_once": {"reject", "reject once", "no", "deny", "refuse", "decline", "cancel"},
+    "reject_always": {"reject always", "always reject", "never", "no, never"},
+}
 _AGAIN = "Allow exactly this, now and again"
 _KINDS = {"read": "read", "write": "edit", "execute": "execute"}
 
@@ -131,9 +144,7 @@ class Decider:
             tool=self._view.fold(params.session_id, params.tool_call),
             # What is neither a yes nor a no, no answer could be told by.
             options=tuple(
-                (o.option_id, as_line(o.name), o.kind)
-                for o in params.options
-                if o.kind in _OPTION_KINDS
+                (o.option_id, _label(o), o.kind) for o in params.options if o.kind in _OPTION_KINDS
             ),
         )
         token = _NOW.set(_Asked(question))
@@ -164,6 +175,11 @@ class Decider:
         question = asked.question
         # A person's yes to all of a kind is no answer to what a rule wants to be asked about.
         sweeping = request.verdict.rule is None and not request.call.doubt
+        if request.operation is None:
+            covers = _covered(request.call, question.tool)
+            question = asked.question = msgspec.structs.replace(
+                question, why=_join(question.why, covers)
+            )
         options = question.options
         if request.operation is not None and not sweeping:
             options = (options[0], ("more", _AGAIN, "allow_always"), options[2])
@@ -284,7 +300,6 @@ def _question(operation: Operation) -> Question:
         locations=(operation.path,) if operation.path else (),
     )
     # A command that looks harmless can be something else in another place, with other variables.
-    added = ", ".join(f"{name}={value!r}" for name, value in sorted(operation.env.items()))
     elsewhere = operation.cwd if operation.cwd != next(iter(operation.roots), None) else None
     return Question(
         kind=operation.kind,
@@ -294,8 +309,33 @@ def _question(operation: Operation) -> Question:
             ("more", more, "allow_always"),
             ("no", "Refuse", "reject_once"),
         ),
-        why=_join(f"in {elsewhere}" if elsewhere else "", f"with {added}" if added else ""),
+        why=_join(f"in {elsewhere}" if elsewhere else "", _added(operation.env)),
     )
+
+
+def _label(option: v1.PermissionOption) -> str:
+    """An option as a person reads it: "No" over one that allows would be taken at its word."""
+    name = as_line(option.name)
+    if name.lower() in _PLAIN_NAMES[option.kind]:
+        return name
+    return f"{name} [{_OPTION_KINDS[option.kind]}]"
+
+
+def _covered(call: Call, tool: ToolView) -> str:
+    """What a yes to a request covers and the question does not show: the title may say anything."""
+    shown = {change.path for change in tool.changes}
+    paths = [path for path in call.paths if path not in shown and path not in tool.name.split()]
+    elsewhere = call.command is not None and call.cwd != next(iter(call.roots), None)
+    return _join(
+        f"about {', '.join(paths)}" if paths else "",
+        f"in {call.cwd}" if elsewhere else "",
+        _added(call.env) if call.command is not None else "",
+    )
+
+
+def _added(env: Mapping[str, str]) -> str:
+    added = ", ".join(f"{name}={value!r}" for name, value in sorted(env.items()))
+    return f"with {added}" if added else ""
 
 
 def _join(*parts: str) -> str:
