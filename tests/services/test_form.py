@@ -12,6 +12,7 @@ import pytest
 from antiphon.schema import Unknown, decode_params, v1, v1_unstable
 from antiphon.services import Choice, Field, Form, FormError
 from antiphon.services._form import read_form
+from antiphon.services._pattern import MAX_STEPS
 
 
 def form(required: Any = (), /, **properties: Any) -> Form:
@@ -202,4 +203,18 @@ def test_a_large_hostile_form_is_read_and_checked_in_a_moment() -> None:
     with pytest.raises(FormError):
         asked.check(dict.fromkeys(names, "b"))
 
+    assert time.thread_time() - started < 4
+
+
+def test_the_patterns_of_a_form_cost_no_more_than_one_may() -> None:
+    pattern = "((a+)+)+$"
+    text = "a" * (MAX_STEPS // 30) + "b"
+    names = [f"n{i}" for i in range(300)]
+    started = time.thread_time()
+    asked = form([], **{n: {"type": "string", "pattern": pattern, "default": text} for n in names})
+    # The first is known not to fit, and the others are the agent's to look at.
+    assert list(asked.defaults()) == names[1:]
+    with pytest.raises(FormError) as caught:
+        asked.check(dict.fromkeys(names, text))
+    assert list(caught.value.problems) == names[:1]
     assert time.thread_time() - started < 4

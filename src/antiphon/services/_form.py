@@ -18,7 +18,7 @@ import msgspec
 
 from antiphon.schema import Unknown, v1
 from antiphon.services._context import given
-from antiphon.services._pattern import compile_pattern
+from antiphon.services._pattern import MAX_STEPS, compile_pattern
 
 __all__ = ["Choice", "Field", "Form", "FormError", "FormValue"]
 
@@ -29,10 +29,26 @@ FieldKind: TypeAlias = Literal[
 ]
 
 _INT64 = 2**63
+#: Steps that making a pattern ready costs, a character.
+_COMPILING = 10
 _DATE_TIME = re.compile(
     r"(\d{4}-\d{2}-\d{2})[Tt ](\d{2}):(\d{2}):(\d{2})(\.\d{1,9})?([Zz]|[+-](\d{2}):(\d{2}))",
     re.ASCII,
 )
+
+
+class _Steps:
+    """What the patterns of one form may cost together: an agent writes as many as it likes."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+
+    def take(self, steps: int) -> bool:
+        """Whether there is that much left; it is spent then."""
+        if steps > self._left:
+            return False
+        self._left -= steps
+        return True
 
 
 class FormError(ValueError):
@@ -102,9 +118,12 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: it does not fit; the text is one sentence for a person.
         """
+        return self._checked(value, _Steps())
+
+    def _checked(self, value: object, steps: _Steps) -> FormValue:
         match self.kind:
             case "string":
-                return self._text(value)
+                return self._text(value, steps)
             case "integer":
                 return cast("int", self._within(_whole(value)))
             case "number":
@@ -167,7 +186,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     def _values(self) -> set[str]:
         return {choice.value for choice in self.choices}
 
-    def _text(self, value: object) -> str:
+    def _text(self, value: object, steps: _Steps) -> str:
         if not isinstance(value, str):
             raise _misfit("is no text")
         try:
@@ -180,9 +199,13 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"is longer than {_many(self.max_length, 'character')}")
         if self.format in _FORMATS and not _FORMATS[self.format][0](value):
             raise ValueError(f"is no {_FORMATS[self.format][1]}")
-        if self.pattern is not None:
+        if self.pattern is not None and steps.take(_COMPILING * len(self.pattern)):
             pattern = compile_pattern(self.pattern)
-            if pattern is not None and pattern.search(value) is False:
+            if (
+                pattern is not None
+                and steps.take(pattern.steps(value))
+                and pattern.search(value) is False
+            ):
                 raise ValueError("does not have the form that is asked for")
         return value
 
@@ -258,7 +281,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
         """The values as they go on the wire, in the form's order.
 
         None stands for a field that is left out. Nothing is filled in that is not given: defaults are
-        a person's to see first.
+        a person's to see first. The time that one pattern may take is all that those of a form have.
 
         Raises:
             FormError: some do not fit, are missing, or belong to no field; all are named.
@@ -268,6 +291,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
             str(name): "is no field of this form" for name in values if name not in names
         }
         checked: dict[str, FormValue] = {}
+        steps = _Steps()
         for field in self.fields:
             value = values.get(field.name)
             if value is None:
@@ -275,7 +299,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
                     problems[field.name] = "is required"
                 continue
             try:
-                checked[field.name] = field.check(value)
+                checked[field.name] = field._checked(value, steps)  # pyright: ignore[reportPrivateUsage]
             except ValueError as error:
                 problems[field.name] = str(error)
         if problems:
@@ -288,7 +312,10 @@ def read_form(params: v1.ElicitationFormMode, agent: str) -> Form:
     schema = params.requested_schema
     properties: Mapping[str, v1.ElicitationPropertySchema] = given(schema.properties, {})
     required = dict.fromkeys(given(schema.required, []))
-    fields = [_field(name, of, required=name in required) for name, of in properties.items()]
+    steps = _Steps()
+    fields = [
+        _field(name, of, required=name in required, steps=steps) for name, of in properties.items()
+    ]
     fields += [
         Field(name=name, title=name, kind="other", required=True)
         for name in required
@@ -307,7 +334,9 @@ def read_form(params: v1.ElicitationFormMode, agent: str) -> Form:
     )
 
 
-def _field(name: str, schema: v1.ElicitationPropertySchema, *, required: bool) -> Field:
+def _field(
+    name: str, schema: v1.ElicitationPropertySchema, *, required: bool, steps: _Steps
+) -> Field:
     if isinstance(schema, Unknown):
         return Field(name=name, title=name, kind="other", required=required, schema=schema)
     facts: dict[str, Any] = {
@@ -355,7 +384,8 @@ def _field(name: str, schema: v1.ElicitationPropertySchema, *, required: bool) -
     if default is None:
         return field
     try:
-        return msgspec.structs.replace(field, default=field.check(default))
+        fitting = field._checked(default, steps)  # pyright: ignore[reportPrivateUsage]
+        return msgspec.structs.replace(field, default=fitting)
     except ValueError:
         return field  # one that does not fit helps nobody to fill it in
 

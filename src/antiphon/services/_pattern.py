@@ -62,9 +62,13 @@ class Pattern:
         #: What one character may cost: each state, and each range of a class.
         self._cost = sum(len(step[1]) if step[0] == "char" else 1 for step in program) + 1
 
+    def steps(self, text: str) -> int:
+        """The most states and ranges that trying it on a text looks at."""
+        return self._cost * (len(text) + 1)
+
     def search(self, text: str) -> bool | None:
         """Whether it is found anywhere in `text`, as JSON Schema wants; None if that would cost too much."""
-        if self._cost * (len(text) + 1) > MAX_STEPS:
+        if self.steps(text) > MAX_STEPS:
             return None
         current: set[int] = set()
         for at in range(len(text) + 1):
