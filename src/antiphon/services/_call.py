@@ -44,8 +44,9 @@ KINDS: Final = (
 )
 _OPERATION_KINDS: Final = {"read": "read", "write": "edit", "execute": "execute"}
 # What a shell passes on as it is. A first word with "=" is an assignment, so it is not among these.
-_WORD: Final = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
-_FIRST_WORD: Final = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
+_PLAIN_LINE: Final = re.compile(
+    r"[A-Za-z0-9_@%+:,./][A-Za-z0-9_@%+:,./-]*(?: [A-Za-z0-9_@%+=:,./-]+)*"
+)
 _NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "ash", "fish"})
 _STANDARD_SHELLS: Final = frozenset(
@@ -358,13 +359,8 @@ _LINE_OPTIONS: Final = frozenset({("-c",), ("-lc",), ("-cl",), ("-l", "-c")})
 
 
 def _is_plain(line: str) -> bool:
-    first, *others = line.split(" ")
-    return (
-        _FIRST_WORD.fullmatch(first) is not None
-        and not first.startswith("-")
-        and first not in _SHELL_WORDS
-        and all(_WORD.fullmatch(word) for word in others)
-    )
+    # One expression for all of it: an agent may send a hundred thousand words.
+    return _PLAIN_LINE.fullmatch(line) is not None and line.partition(" ")[0] not in _SHELL_WORDS
 
 
 def _env_in(value: object, unclear: _Unclear) -> dict[str, str]:

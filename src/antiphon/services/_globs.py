@@ -176,12 +176,30 @@ class PathGlob:
         if at > end or not _fits(first, names, 0) or not _fits(last, names, end):
             return False
         for part in middle:
-            while at + len(part) <= end and not _fits(part, names, at):
-                at += 1
-            at += len(part)
-            if at > end:
+            at = _found(part, names, at, end)
+            if at < 0:
                 return False
+            at += len(part)
         return True
+
+
+def _found(part: Sequence[Callable[[str], bool]], names: Sequence[str], at: int, end: int) -> int:
+    """Where these stand one after the other, from `at`, before `end`; -1 if nowhere."""
+    if not part:
+        return at
+    last = end - len(part)
+    # A name without stars is looked for as such: an agent may name thousands of directories.
+    plain = getattr(part[0], "__self__", None)
+    while at <= last:
+        if isinstance(plain, str):
+            try:
+                at = names.index(plain, at, last + 1)
+            except ValueError:
+                return -1
+        if _fits(part, names, at):
+            return at
+        at += 1
+    return -1
 
 
 def _fits(part: Sequence[Callable[[str], bool]], names: Sequence[str], at: int) -> bool:
