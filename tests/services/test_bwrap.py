@@ -58,7 +58,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def confined(root: Path, **options: Any) -> tuple[Terminals, Agent]:
-    terminals = Terminals(confine="bwrap", **{"kill_grace": 0.5, **options})
+    options.setdefault("kill_grace", 0.5)
+    terminals = Terminals(confine="bwrap", **options)
     return terminals, Agent(terminals, Ctx(root))
 
 
