@@ -99,9 +99,8 @@ class SideRouter:
 
 def session_of(params: Any) -> str:
     """The id of the session that parameters name, or ""; an extension's are plain JSON."""
-    session_id: object
-    if isinstance(params, Mapping):
+    # Asked for each request, so not what an abstract class would have to be asked.
+    session_id: object = getattr(params, "session_id", None)
+    if session_id is None and isinstance(params, Mapping):
         session_id = cast("Mapping[str, Any]", params).get("sessionId")
-    else:
-        session_id = getattr(params, "session_id", None)
     return session_id if isinstance(session_id, str) else ""
