@@ -171,7 +171,7 @@ def test_a_group_is_asked_before_it_is_killed(
     own: Guard, groups: Callable[..., Group], tmp_path: Path
 ) -> None:
     saved = tmp_path / "saved"
-    polite = groups(f"trap 'echo yes > {saved}; exit 0' TERM; sleep 60 & echo; wait")
+    polite = groups(f"trap 'echo yes > {saved}; exit 0' TERM; (echo; exec sleep 60) & wait")
     own.add(polite.pid)
 
     pid = die(own)
