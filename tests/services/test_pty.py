@@ -219,7 +219,10 @@ async def test_keys_are_not_typed_into_a_program_that_takes_single_ones(
     monkeypatch.setattr(_pty, "QUIET", 0.01)
     terminals, agent = lent(root)
     script = (
-        "import os, select, sys, tty; tty.setraw(0); print('raw', flush=True)\n"
+        "import os, select, sys, tty; tty.setraw(0)\n"
+        # What was typed while input was read by lines may be on its way still.
+        "while select.select([0], [], [], 0.05)[0]: os.read(0, 100)\n"
+        "print('raw', flush=True)\n"
         "print(select.select([0], [], [], 0.3)[0], flush=True)"
     )
     terminal_id = await agent.python(script)

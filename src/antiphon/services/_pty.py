@@ -71,7 +71,8 @@ class Silence:
     So what reads its input goes on at once, and what reads it again, or throws away what was typed
     before it asks (passwords), a second later. The pauses double, up to a minute, until something
     is shown: a program that does not read must not find thousands. Only where input is read by
-    lines: to a program that takes single keys it would be a key.
+    lines: to a program that takes single keys it would be a key, as one is that was on its way when
+    the program began to take them.
 
     It holds the command's end too: one that closes all it has of its terminal would be hung up.
     """
