@@ -52,6 +52,10 @@ ARROWS: dict[str, dict[str, str]] = {
     "_calls": {
         "schema": "calls are typed by the method table",
     },
+    "journal": {
+        "_errors": "what cannot be read or written is a JournalError",
+        "schema": "records and frames are JSON by the one codec",
+    },
     "sessions": {
         "_errors": "turns that are over, sessions that are closed",
         "_calls": "a peer has the generated typed calls",

@@ -25,6 +25,10 @@
     ├── LimitExceeded             one of the limits of `antiphon.Limits` was met
     ├── CapabilityError           the peer did not offer what the call needs; nothing was sent
     ├── DeliveryGap               a turn lost updates to a close with the budget spent; else a bug of ours
+    ├── JournalError              a journal could not be read or written
+    │   ├── JournalInUse          another process (or log) appends to the session
+    │   ├── JournalDamaged        a record on disk is not what was written
+    │   └── TurnHeld              the session's one turn is somebody else's
     └── MissingExtra              an optional dependency is not installed (also an ImportError)
 
 Exceptions keep facts as attributes and compute their text from them. `RequestError` is the only one
@@ -44,6 +48,9 @@ __all__ = [
     "InternalError",
     "InvalidParams",
     "InvalidRequest",
+    "JournalDamaged",
+    "JournalError",
+    "JournalInUse",
     "LimitExceeded",
     "LocalProtocolError",
     "MethodNotFound",
@@ -57,6 +64,7 @@ __all__ = [
     "ResourceNotFound",
     "SilenceTimeout",
     "StartError",
+    "TurnHeld",
     "TurnInProgress",
     "TurnOver",
     "VersionMismatch",
@@ -399,6 +407,70 @@ class DeliveryGap(AntiphonError):
             f"{self.delivered} of {self.expected} updates of session "
             f"{self.session_id!r} were delivered"
         )
+
+
+class JournalError(AntiphonError):
+    """A journal could not be read or written: no space, no permission, closed, another format.
+
+    Attributes:
+        reason: what is wrong, in words.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class JournalInUse(JournalError):
+    """A session cannot be appended to here, because somebody else does.
+
+    Attributes:
+        session_id: the session.
+        owner: who has it, in words, e.g. "process 4711".
+    """
+
+    def __init__(self, session_id: str, owner: str) -> None:
+        super().__init__(f"session {session_id!r} is written by {owner}")
+        self.session_id = session_id
+        self.owner = owner
+
+
+class JournalDamaged(JournalError):
+    """What is stored is not what was appended.
+
+    Attributes:
+        file: name of the damaged file.
+        session_id: the session, None where the damage cannot be assigned.
+        offset: the first damaged record, None where it cannot be told.
+    """
+
+    def __init__(
+        self, file: str, reason: str, *, session_id: str | None = None, offset: int | None = None
+    ) -> None:
+        place = file
+        if session_id is not None:
+            place += f", session {session_id!r}"
+        if offset is not None:
+            place += f", record {offset}"
+        super().__init__(f"{place}: {reason}")
+        self.file = file
+        self.session_id = session_id
+        self.offset = offset
+
+
+class TurnHeld(JournalError):
+    """A turn was begun, or completed, by somebody who does not hold the session's turn.
+
+    Attributes:
+        session_id: the session.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"the turn of session {session_id!r} is held by another")
+        self.session_id = session_id
 
 
 class MissingExtra(AntiphonError, ImportError):
