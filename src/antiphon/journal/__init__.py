@@ -12,6 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from antiphon._errors import JournalDamaged, JournalError, JournalInUse, TurnHeld
+    from antiphon.journal._attach import (
+        AttachContext,
+        AttachRefused,
+        Denied,
+        Grant,
+        Policy,
+        admit,
+        attach_denied,
+    )
+    from antiphon.journal._memory import MemoryJournal
+    from antiphon.journal._policy import LocalNode
     from antiphon.journal._record import (
         SESSION_CREATED,
         SESSION_UPDATE,
@@ -24,7 +35,12 @@ if TYPE_CHECKING:
         tag_of_update,
         taint_of_update,
     )
+    from antiphon.journal._rider import Rider, read_rider
     from antiphon.journal._store import Journal, SessionInfo, SessionLog
+    from antiphon.journal._subscriber import Subscriber
+    from antiphon.journal._tails import Tail
+    from antiphon.journal._writer import Writer
+    from antiphon.journal._writers import Writers
 
 __all__ = [
     "SESSION_CREATED",
@@ -32,25 +48,55 @@ __all__ = [
     "STEER",
     "TURN_COMPLETED",
     "TURN_STARTED",
+    "AttachContext",
+    "AttachRefused",
+    "Denied",
     "Entry",
     "FrameHeads",
+    "Grant",
     "Journal",
     "JournalDamaged",
     "JournalError",
     "JournalInUse",
+    "LocalNode",
+    "MemoryJournal",
+    "Policy",
     "Record",
+    "Rider",
     "SessionInfo",
     "SessionLog",
+    "Subscriber",
+    "Tail",
     "TurnHeld",
+    "Writer",
+    "Writers",
+    "admit",
+    "attach_denied",
+    "read_rider",
     "tag_of_update",
     "taint_of_update",
 ]
 
 #: Where each public name lives; what is not here is of `_record`.
 _HOMES = {
+    "AttachContext": "_attach",
+    "AttachRefused": "_attach",
+    "Denied": "_attach",
+    "Grant": "_attach",
     "Journal": "_store",
+    "LocalNode": "_policy",
+    "MemoryJournal": "_memory",
+    "Policy": "_attach",
+    "Rider": "_rider",
     "SessionInfo": "_store",
     "SessionLog": "_store",
+    "Subscriber": "_subscriber",
+    "Tail": "_tails",
+    "Writer": "_writer",
+    "Writers": "_writers",
+    "admit": "_attach",
+    "attach_denied": "_attach",
+    "read_rider": "_rider",
 }
 _ERRORS = frozenset(("JournalDamaged", "JournalError", "JournalInUse", "TurnHeld"))
 

@@ -25,6 +25,7 @@ __all__ = [
     "Entry",
     "FrameHeads",
     "Record",
+    "object_of",
     "tag_of_update",
     "taint_of_update",
 ]
@@ -72,8 +73,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def data(self) -> dict[str, Any]:
-        """The payload as builtins, decoded anew each time."""
-        return _decode_object(self.payload)
+        """The payload as builtins, decoded anew each time; {} where it is no JSON object."""
+        return object_of(self.payload)
 
     @property
     def tag(self) -> str:
@@ -114,6 +115,14 @@ class FrameHeads:
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
+def object_of(payload: bytes) -> dict[str, Any]:
+    """A payload as builtins, {} where it is no JSON object: others fill journals, too."""
+    try:
+        return _decode_object(payload)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+
+
 class _Tagged(msgspec.Struct, rename="camel"):
     session_update: str = ""
 
@@ -132,15 +141,22 @@ _TAINTS: Mapping[str, str] = {
 }
 
 
+#: Tags and kinds are looked up in one table (`SessionLog.latest`), and an update's tag is its sender's
+#: to choose: one that calls itself `turn_started` must not pass for the start of a turn.
+_KINDS = frozenset((SESSION_CREATED, TURN_STARTED, SESSION_UPDATE, STEER, TURN_COMPLETED))
+
+
 def tag_of_update(update: bytes) -> str:
-    """The `sessionUpdate` of an update's JSON text, "" where it has none."""
+    """The `sessionUpdate` of an update's JSON text, "" where it has none or that of a kind of record."""
     match = _FIRST_MEMBER.match(update)
     if match is not None:
-        return match[1].decode()
-    try:
-        return _decode_tag(update).session_update
-    except (msgspec.DecodeError, RecursionError):
-        return ""
+        tag = match[1].decode()
+    else:
+        try:
+            tag = _decode_tag(update).session_update
+        except (msgspec.DecodeError, RecursionError):
+            return ""
+    return "" if tag in _KINDS else tag
 
 
 def taint_of_update(tag: str) -> str:

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from antiphon.journal._record import object_of
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
 
     from antiphon.journal._record import Entry, Record
 
-__all__ = ["Journal", "SessionInfo", "SessionLog"]
+__all__ = ["Journal", "SessionInfo", "SessionLog", "title_after"]
 
 #: How many records are read at once where all of many are looked at.
 _PAGE = 256
@@ -59,12 +61,20 @@ class SessionInfo(msgspec.Struct, frozen=True):
     turn_open: bool
 
 
+def title_after(title: str | None, update: bytes) -> str | None:
+    """A session's title after a `session_info_update`: null takes it away, an absent one keeps it."""
+    told = object_of(update).get("title", title)
+    return told if told is None or isinstance(told, str) else title
+
+
 class SessionLog(ABC):
     """The records of one session; made by `Journal.open`. All methods may be called from one loop.
 
     Attributes:
         session_id: whose records these are.
     """
+
+    __slots__ = ()
 
     session_id: str
 
@@ -171,15 +181,20 @@ class Journal(ABC):
     async def follow(self, session_id: str, start: int = 1) -> AsyncIterator[list[Record]]:
         """Records from `start` on, in runs, as they become durable; also those of other processes.
 
-        It never ends by itself. It needs no claim and is never behind one: what it gives is durable.
+        It ends by itself only when the session is deleted. It needs no claim, and what it gives is
+        durable.
 
         Raises:
             JournalDamaged: the next record is damaged.
         """
         log = await self.open(session_id)
+        last = 0
         try:
             while True:
                 stop = await log.high_watermark()
+                if stop < last:
+                    return
+                last = stop
                 while start <= stop:
                     records = await log.read(start, min(stop, start + _PAGE - 1))
                     start += len(records)
