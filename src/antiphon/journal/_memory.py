@@ -144,15 +144,14 @@ class MemoryJournal(Journal):
 
     async def follow(self, session_id: str, start: int = 1) -> AsyncIterator[list[Record]]:
         """As for `Journal.follow`, without looking again and again: an append wakes it."""
-        last = 0
+        followed: _Kept | None = None
         while True:
             kept = self._shelf.keep(session_id)
-            size = len(kept.records)
-            if size < last:
+            if followed is not None and kept is not followed:
                 self._shelf.forget_if_nothing(session_id)
                 return
-            last = size
-            if start <= size:
+            followed = kept if kept.records else None
+            if start <= len(kept.records):
                 run = kept.records[start - 1 : start - 1 + _RUN]
                 start += len(run)
                 yield run
