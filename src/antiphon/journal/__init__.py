@@ -21,6 +21,10 @@ if TYPE_CHECKING:
         admit,
         attach_denied,
     )
+    from antiphon.journal._claims import Claims, unverified_claims
+    from antiphon.journal._issuer import Issuer, IssuerError, new_seed
+    from antiphon.journal._keyring import Keyring, KeyringError
+    from antiphon.journal._follower import Follower
     from antiphon.journal._memory import MemoryJournal
     from antiphon.journal._policy import LocalNode
     from antiphon.journal._record import (
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from antiphon.journal._store import Journal, SessionInfo, SessionLog
     from antiphon.journal._subscriber import Subscriber
     from antiphon.journal._tails import Tail
+    from antiphon.journal._token import Token, verify_token
     from antiphon.journal._writer import Writer
     from antiphon.journal._writers import Writers
 
@@ -50,14 +55,20 @@ __all__ = [
     "TURN_STARTED",
     "AttachContext",
     "AttachRefused",
+    "Claims",
     "Denied",
     "Entry",
+    "Follower",
     "FrameHeads",
     "Grant",
+    "Issuer",
+    "IssuerError",
     "Journal",
     "JournalDamaged",
     "JournalError",
     "JournalInUse",
+    "Keyring",
+    "KeyringError",
     "LocalNode",
     "MemoryJournal",
     "Policy",
@@ -67,23 +78,33 @@ __all__ = [
     "SessionLog",
     "Subscriber",
     "Tail",
+    "Token",
     "TurnHeld",
     "Writer",
     "Writers",
     "admit",
     "attach_denied",
+    "new_seed",
     "read_rider",
     "tag_of_update",
     "taint_of_update",
+    "unverified_claims",
+    "verify_token",
 ]
 
 #: Where each public name lives; what is not here is of `_record`.
 _HOMES = {
     "AttachContext": "_attach",
     "AttachRefused": "_attach",
+    "Claims": "_claims",
     "Denied": "_attach",
+    "Follower": "_follower",
     "Grant": "_attach",
+    "Issuer": "_issuer",
+    "IssuerError": "_issuer",
     "Journal": "_store",
+    "Keyring": "_keyring",
+    "KeyringError": "_keyring",
     "LocalNode": "_policy",
     "MemoryJournal": "_memory",
     "Policy": "_attach",
@@ -92,11 +113,15 @@ _HOMES = {
     "SessionLog": "_store",
     "Subscriber": "_subscriber",
     "Tail": "_tails",
+    "Token": "_token",
     "Writer": "_writer",
     "Writers": "_writers",
     "admit": "_attach",
     "attach_denied": "_attach",
+    "new_seed": "_issuer",
     "read_rider": "_rider",
+    "unverified_claims": "_claims",
+    "verify_token": "_token",
 }
 _ERRORS = frozenset(("JournalDamaged", "JournalError", "JournalInUse", "TurnHeld"))
 
