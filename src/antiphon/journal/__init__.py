@@ -22,9 +22,9 @@ if TYPE_CHECKING:
         attach_denied,
     )
     from antiphon.journal._claims import Claims, unverified_claims
+    from antiphon.journal._follower import Follower
     from antiphon.journal._issuer import Issuer, IssuerError, new_seed
     from antiphon.journal._keyring import Keyring, KeyringError
-    from antiphon.journal._follower import Follower
     from antiphon.journal._memory import MemoryJournal
     from antiphon.journal._policy import LocalNode
     from antiphon.journal._record import (

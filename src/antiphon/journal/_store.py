@@ -109,6 +109,9 @@ class SessionLog(ABC):
             JournalError: they could not be made durable (disk full, store closed); none is visible.
         """
 
+    def hurry(self) -> None:  # noqa: B027  (nothing to do where nothing is gathered)
+        """Somebody waits after all: an `append` that gathers more first shall not go on with that."""
+
     @abstractmethod
     async def read(self, start: int, stop: int) -> list[Record]:
         """Exactly the records with `start` <= offset <= `stop`, ascending; an inverted range is [].

@@ -66,6 +66,10 @@ class Audience:
         if seat is not None:
             seat.tail = None
 
+    def publishes_to(self, tail: Tail) -> bool:
+        """Whether the tail is told of what is published now."""
+        return tail in self._seats
+
     def credit(self, tail: Tail, count: int = 1) -> None:
         """Give back credit for `count` records that the tail is done with; never more than it had."""
         seat = self._seats.get(tail)

@@ -71,6 +71,7 @@ class Writer(Audience):
     __slots__ = (
         "_closing",
         "_flush",
+        "_gathering",
         "_meta",
         "_on_event",
         "_pump",
@@ -119,6 +120,8 @@ class Writer(Audience):
         self._steps = 0
         #: Whether somebody waits for something in the queue.
         self._flush = False
+        #: Whether the store was told that it may gather more before it appends.
+        self._gathering = False
         self._pump: asyncio.Task[None] | None = None
         self._ready = False
         self._room: list[asyncio.Future[None]] = []
@@ -178,9 +181,20 @@ class Writer(Audience):
         self.waiting += 1
         self.waiting_bytes += len(entry.payload)
         if flush:
-            self._flush = True
+            self._hurry()
         if self._pump is None:
             self._start()
+
+    def hurry(self) -> None:
+        """Somebody waits for what was submitted: the store shall not gather more first."""
+        if self.waiting:
+            self._hurry()
+
+    def _hurry(self) -> None:
+        self._flush = True
+        if self._gathering:
+            self._gathering = False
+            self.log.hurry()
 
     async def append(self, entry: Entry) -> Record:
         """Append an entry and wait until it is durable and published; its record.
@@ -347,7 +361,7 @@ class Writer(Audience):
         self._queue.append(_Step(done))
         self._steps += 1
         # Who waits for a step waits for what is before it.
-        self._flush = True
+        self._hurry()
         if self._pump is None:
             self._start()
 
@@ -363,7 +377,9 @@ class Writer(Audience):
                     await self._prepare()
                 batch, size, flush = self._next()
                 if batch:
+                    self._gathering = not flush
                     records = await self.log.append([item[0] for item in batch], flush=flush)
+                    self._gathering = False
                     _compare(batch, records)
                     durable, batch = batch, []
                     self._publish(durable, records, size)
@@ -442,12 +458,13 @@ class Writer(Audience):
             log.warning("session %r is not journaled any more: %s", self.session_id, error)
             entries = sum(not isinstance(item, _Step) for item in lost)
             self._tell("journal.writer_failed", {"error": type(error).__name__, "lost": entries})
+        # Tails first: what is told without having been kept must not look like one of theirs.
+        self._end_all("writer_down")
         for item in lost:
             if isinstance(item, _Step):
                 item.done(self._why())
             elif item[1] is not None:
                 _call(item[1], None)
-        self._end_all("writer_down")
         await self._over()
 
     async def _over(self) -> None:

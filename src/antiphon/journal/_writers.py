@@ -133,6 +133,11 @@ class Writers:
             raise outcome.with_traceback(None)
         return outcome is True
 
+    async def settled(self) -> None:
+        """Wait until what closes in the background is closed."""
+        while busy := [place.busy for place in self._places.values() if place.busy is not None]:
+            await asyncio.wait(busy)
+
     async def aclose(self) -> None:
         """Close all writers: what waits is made durable, tails are ended with "closed". Idempotent."""
         self._closed = True
