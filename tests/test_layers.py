@@ -157,6 +157,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "_connect": "a module that `antiphon run` imports must not serve itself meanwhile",
         "_errors": "exit codes by exception, without loading more",
         "_version": "--version",
+        "journal": "looking into journals, and a demo of one",
         "login": "a terminal login",
         "schema": "showing updates",
         "services": "lending files and terminals",

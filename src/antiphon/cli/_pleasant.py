@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.data_structures import Size
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from antiphon.cli._output import Output
     from antiphon.cli._view import FileChange, PlanLine, Question, ToolView
 
-__all__ = ["Pleasant", "PleasantAsker"]
+__all__ = ["Pleasant", "PleasantAsker", "StyledPaper"]
 
 FRAMES_PER_SECOND: Final = 12
 MAX_CHANGE_LINES: Final = 40
@@ -55,6 +55,8 @@ MAX_OUTPUT_LINES: Final = 14
 #: A paragraph longer than this is shown as plain text while it grows: rendering it anew for each
 #: piece would cost the square of its length.
 MAX_PREVIEW_CHARS: Final = 4000
+#: A message longer than this is no reading matter: laying it out would take seconds.
+MAX_MARKDOWN_CHARS: Final = 100_000
 
 _DONE, _FAILED, _WAITING, _NOW = "✔", "✘", "○", "▸"
 _CHANGE_STYLES: Final = {"+": "green", "-": "red"}
@@ -482,6 +484,36 @@ def _menu_output() -> Vt100_Output:
         default_color_depth=ColorDepth.from_env(),  # NO_COLOR, which rich heeds by itself
         enable_cpr=False,  # not every terminal answers where the cursor is
     )
+
+
+class StyledPaper:
+    """The lines of a journal in colours, its agents' messages as Markdown (`_journal_page.Paper`)."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, highlight=False, soft_wrap=False)
+
+    def line(self, *pieces: tuple[str, str]) -> None:
+        """One line; where it is too long it goes on further right: the left edge is ours."""
+        text = Text.assemble(*pieces)
+        first, *more = text.wrap(self._console, self._console.width) or [Text()]
+        self._print(first)
+        if more:
+            rest = text[len(first) :]
+            for line in rest.wrap(self._console, max(self._console.width - 4, 8)):
+                self._print(Padding(line, (0, 0, 0, 4)))
+
+    def prose(self, text: str) -> None:
+        """Markdown, indented by two."""
+        shown = _markdown(text) if len(text) <= MAX_MARKDOWN_CHARS else Text(text)
+        self._print(Padding(shown, (0, 0, 0, 2)))
+
+    def piece(self, text: str, style: str) -> None:
+        """As it comes."""
+        self._print(Text(text, style), end="", soft_wrap=True)
+
+    def _print(self, content: RenderableType, **how: Any) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._console.print(content, **how)
 
 
 def changes(change: FileChange, cwd: str) -> RenderableType:

@@ -15,10 +15,11 @@ from antiphon.cli._plain import Plain, Quiet
 
 if TYPE_CHECKING:
     from antiphon.cli._elicit import Person
+    from antiphon.cli._journal_page import Paper
     from antiphon.cli._output import Output
     from antiphon.cli._view import Display
 
-__all__ = ["choose_asker", "choose_display"]
+__all__ = ["choose_asker", "choose_display", "choose_paper"]
 
 
 def choose_display(
@@ -54,6 +55,20 @@ def choose_asker() -> Person:
         else:
             return PleasantAsker()
     return PlainAsker()
+
+
+def choose_paper(output: Output) -> Paper:
+    """Something to put the lines of a journal on: standard output."""
+    if _is_lively(sys.stdout):
+        try:
+            from antiphon.cli._pleasant import StyledPaper
+        except ImportError:
+            pass
+        else:
+            return StyledPaper(sys.stdout)
+    from antiphon.cli._journal_page import PlainPaper
+
+    return PlainPaper(output)
 
 
 def _is_lively(stream: TextIO | None) -> bool:

@@ -30,6 +30,8 @@ __all__ = [
     "ToolView",
     "View",
     "block_text",
+    "display_only_output",
+    "tool_view",
 ]
 
 
@@ -171,7 +173,7 @@ class View:
             case v1.ToolCall() | v1.ToolCallUpdate():
                 self._message = None
                 display.tool(self.fold(update.session_id, value))
-                for terminal_id, text in _display_only_output(value.meta):
+                for terminal_id, text in display_only_output(value.meta):
                     display.output(terminal_id, text)
             case v1.Plan():
                 display.plan([PlanLine(e.content, e.status, e.priority) for e in value.entries])
@@ -215,7 +217,7 @@ class View:
 
     def fold(self, session_id: str, call: v1.ToolCall | v1.ToolCallUpdate) -> ToolView:
         """What is known of a tool call now that `call` says this about it."""
-        return _shown(self.known(session_id, call))
+        return tool_view(self.known(session_id, call))
 
     def known(self, session_id: str, call: v1.ToolCall | v1.ToolCallUpdate) -> ToolCallView:
         """The same as the library keeps it, with everything that a policy looks at."""
@@ -225,7 +227,8 @@ class View:
         return view.apply_tool_call(call)
 
 
-def _shown(tool: ToolCallView) -> ToolView:
+def tool_view(tool: ToolCallView) -> ToolView:
+    """What is shown of a tool call as the library knows it."""
     changes: list[FileChange] = []
     terminals: list[str] = []
     text: list[str] = []
@@ -284,7 +287,7 @@ def _command(raw_input: Any) -> str:
             return ""
 
 
-def _display_only_output(meta: Any) -> list[tuple[str, str]]:
+def display_only_output(meta: Any) -> list[tuple[str, str]]:
     """Output of a terminal that the agent runs itself and streams in `_meta` (quirk 22)."""
     match meta:
         case {"terminal_output": {"terminal_id": str(terminal_id), "data": str(data)}}:
