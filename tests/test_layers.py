@@ -60,6 +60,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "_errors": "turns that are over, sessions that are closed",
         "_calls": "a peer has the generated typed calls",
         "core": "limits",
+        "journal": "what a durable session tells is appended before it leaves",
         "runtime": "calls and updates come from a connection",
         "schema": "the method table, types and the codec",
         "transports": "a peer is made of one",
@@ -92,6 +93,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "_capabilities": "what it offers",
         "_errors": "refusals of its own defaults",
         "_handlers": "the handlers to override",
+        "journal": "where a durable agent keeps its sessions",
         "schema": "parameter and result types",
         "sessions": "turns",
     },
@@ -111,10 +113,18 @@ ARROWS: dict[str, dict[str, str]] = {
         "_recording": "keeping the wire",
         "_version": "clientInfo",
         "core": "limits",
+        "journal": "what keeps an agent's sessions, in annotations",
         "runtime": "what telemetry= is called with, in annotations",
         "schema": "the handshake",
         "sessions": "what a user is given",
         "transports": "own streams, spawned processes",
+    },
+    "_serving": {
+        "_agent": "whom to serve",
+        "_connect": "each connection is one `serve`",
+        "_errors": "what ends the programme goes on; a server that was closed",
+        "core": "limits",
+        "transports": "sockets, and those who connect to them",
     },
     "content": {
         "_errors": "a file over the limit",
@@ -141,6 +151,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "_client": "the door, lazily",
         "_connect": "the door, lazily",
         "_errors": "the door, lazily",
+        "_serving": "the door, lazily",
         "_version": "the door; a number costs nothing",
         "core": "the door, lazily: Limits",
         "runtime": "the door, lazily: Context, Reply, TelemetryEvent",
@@ -168,6 +179,7 @@ ARROWS: dict[str, dict[str, str]] = {
 # Rooms that are entered from outside their folder, and why the door does not show them.
 ENTERED: dict[str, str] = {
     "sessions._methods": "the method table as both sides use it: nothing for users",
+    "transports._listener": "opening and accepting is what a server is made of: nothing for users",
     "services._question": "in which thread a plain function asks is antiphon.sync's business alone",
 }
 # What would give a part a clock, a loop, a file or chance; and for each pure part what it may have.

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from antiphon._version import __version__
 
 if TYPE_CHECKING:
-    from antiphon._agent import Agent
+    from antiphon._agent import Agent, DurableAgent
     from antiphon._capabilities import Capabilities
     from antiphon._client import Client
     from antiphon._connect import connect, run_stdio, serve, serve_stdio, spawn
     from antiphon._errors import (
         AntiphonError,
+        AttachmentClosed,
         AuthRequired,
         CapabilityError,
         ConnectionClosed,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         TurnOver,
         VersionMismatch,
     )
+    from antiphon._serving import AgentServer, serve_tcp, serve_unix
     from antiphon.core import Limits
     from antiphon.runtime import DEFERRED, Context, Reply, TelemetryEvent
     from antiphon.schema import UNSET, UnknownUpdate
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
         ClientContext,
         ClientPeer,
         CompactionView,
+        Durability,
         ExitStatus,
         MessageView,
         PermissionAnswer,
@@ -73,8 +76,10 @@ __all__ = [
     "Agent",
     "AgentContext",
     "AgentPeer",
+    "AgentServer",
     "AgentSession",
     "AntiphonError",
+    "AttachmentClosed",
     "AuthRequired",
     "Capabilities",
     "CapabilityError",
@@ -85,6 +90,8 @@ __all__ = [
     "ConnectionClosed",
     "Context",
     "DeliveryGap",
+    "Durability",
+    "DurableAgent",
     "ExitStatus",
     "InternalError",
     "InvalidParams",
@@ -126,12 +133,15 @@ __all__ = [
     "run_stdio",
     "serve",
     "serve_stdio",
+    "serve_tcp",
+    "serve_unix",
     "spawn",
 ]
 
 #: Where each public name lives; what is not here is an error of `antiphon._errors`.
 _HOMES = {
     "Agent": "_agent",
+    "DurableAgent": "_agent",
     "Capabilities": "_capabilities",
     "Client": "_client",
     "connect": "_connect",
@@ -139,6 +149,9 @@ _HOMES = {
     "serve": "_connect",
     "serve_stdio": "_connect",
     "spawn": "_connect",
+    "AgentServer": "_serving",
+    "serve_tcp": "_serving",
+    "serve_unix": "_serving",
     "Limits": "core",
     "Context": "runtime",
     "DEFERRED": "runtime",
@@ -152,6 +165,7 @@ _HOMES = {
     "ClientContext": "sessions",
     "ClientPeer": "sessions",
     "CompactionView": "sessions",
+    "Durability": "sessions",
     "ExitStatus": "sessions",
     "MessageView": "sessions",
     "PermissionAnswer": "sessions",

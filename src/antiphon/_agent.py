@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import re
+import sys
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -18,9 +22,10 @@ from antiphon.sessions._methods import PROTOCOL_VERSION, allowed_by, table, tree
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from antiphon.sessions import AgentContext, Extensions
+    from antiphon.journal import Journal
+    from antiphon.sessions import AgentContext, Durability, Extensions
 
-__all__ = ["Agent"]
+__all__ = ["Agent", "DurableAgent"]
 
 
 class Agent(AgentHandlers):
@@ -119,6 +124,15 @@ class Agent(AgentHandlers):
             ]
         )
 
+    async def steer(self, turn: Turn, text: str | None) -> None:
+        """Take a new direction in a turn that runs (`_raxol/session.steer`; agents with a journal).
+
+        Called when a steer was accepted: remember the text, and fold it in at the next boundary. Not
+        overridden, every steer is answered "no_steer_channel".
+        """
+        del turn, text
+        raise MethodNotFound("_raxol/session.steer")
+
     # -------------------------------------------------------------- for overriding handlers
 
     def initial_modes(self) -> v1.SessionModeState | None:
@@ -150,6 +164,11 @@ class Agent(AgentHandlers):
         """The extension methods by wire name and kind."""
         return find_extensions(self)
 
+    @property
+    def steers(self) -> bool:
+        """Whether `steer` is implemented."""
+        return type(self).steer is not Agent.steer
+
     def advertised(self, *, unstable: bool) -> v1_unstable.AgentCapabilities:
         """The capabilities to send."""
         tree = agent_tree(
@@ -159,6 +178,56 @@ class Agent(AgentHandlers):
             unstable=unstable,
         )
         return decode(v1_unstable.AgentCapabilities, encode_checked(tree))
+
+
+class DurableAgent(Agent):
+    """An agent whose sessions survive: connections, its own process, the machine's next start.
+
+    ::
+
+        class Echo(DurableAgent):
+            async def prompt(self, turn: Turn) -> None:
+                await turn.say(f"echo: {turn.text}")
+
+    What each turn tells is in a journal before any client sees it. Clients can load, list, resume and
+    delete sessions without a handler for that, and those that know the extension (resumable-sessions)
+    can attach to one at any record. What a session was told so far is `turn.session.history()`.
+
+    Args:
+        journal: where; by default a `SqliteJournal` in the user's state directory, in a folder named
+            after the agent. A class may set it as an attribute, too: a `Journal`, or a `Durability`
+            that also says who may attach, and as what.
+    """
+
+    journal: Journal | Durability | None = None
+
+    def __init__(self, journal: Journal | Durability | None = None) -> None:
+        if journal is not None:
+            self.journal = journal
+        elif self.journal is None:
+            from antiphon.journal import SqliteJournal
+
+            self.journal = SqliteJournal(state_directory(self.info, type(self).__name__))
+
+
+def state_directory(info: tuple[str, str] | v1.Implementation | None, name: str) -> Path:
+    """Where an agent keeps its sessions where nothing else is said.
+
+    `$XDG_STATE_HOME/antiphon/NAME` (`~/.local/state` where that is not set), on macOS in
+    `~/Library/Application Support`, on Windows in `%LOCALAPPDATA%`.
+    """
+    known = _implementation(info, name).name
+    # A name is no path: what is no letter, digit, dash or dot is written as its number.
+    folder = re.sub(
+        r"[^A-Za-z0-9.-]|^\.+", lambda odd: "".join(f"_{ord(c):x}" for c in odd[0]), known
+    )
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = "~/Library/Application Support"
+    else:
+        base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "antiphon" / (folder or "agent")
 
 
 def _implementation(

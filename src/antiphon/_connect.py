@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from antiphon._agent import Agent
+    from antiphon.journal import Journal
     from antiphon.runtime import TelemetryEvent
+    from antiphon.sessions import Durability
     from antiphon.transports import Environment, Transport
 
 __all__ = ["Connecting", "connect", "run_stdio", "serve", "serve_stdio", "spawn"]
@@ -179,7 +181,7 @@ def spawn(
 
 
 def connect(
-    transport: Transport,
+    transport: Transport | str | Callable[[], Transport],
     *,
     client: Client | None = None,
     unstable: bool = False,
@@ -188,12 +190,47 @@ def connect(
     telemetry: Telemetry | None = None,
     authenticate: str | None = None,
 ) -> Connecting:
-    """Connect to an agent over any object that satisfies `antiphon.transports.Transport`.
+    """Connect to an agent that listens, or over any object that satisfies `transports.Transport`.
 
-    The transport is started here and closed with the connection. Arguments and errors as for `spawn`.
+    ::
+
+        async with connect("unix:/run/user/1000/my-agent.sock", client=client) as agent:
+            session = await agent.new_session(cwd=".")
+
+    Args:
+        transport: an address, `"unix:PATH"`, `"unix:@NAME"` (an abstract socket of Linux),
+            `"tcp:HOST:PORT"` or `"tcp:[IPV6]:PORT"`; or a transport, which is started here and closed
+            with the connection; or a function that makes one.
+        client: as for `spawn`; so are all others.
+        unstable: also offer and call unstable methods.
+        limits: what the connection may cost, and how long things may take.
+        record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
+        telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
+        authenticate: id of an agent-side auth method to call right after the handshake.
+
+    Raises:
+        ValueError: that is no address.
+        StartError: nobody listens there, it may not be used, or there is no answer in time.
+        VersionMismatch: the agent speaks no version that we do.
+        RequestError: it refused `initialize` or `authenticate`.
     """
     options = _Options(client, limits, record, telemetry, authenticate, unstable=unstable)
-    return Connecting(lambda: transport, options)
+    return Connecting(_maker(transport, options.limits), options)
+
+
+def _maker(
+    transport: Transport | str | Callable[[], Transport], limits: Limits
+) -> Callable[[], Transport]:
+    if isinstance(transport, str):
+        from antiphon.transports import SocketTransport, parse_address
+
+        address = transport
+        parse_address(address)  # wrong ones are told here, and not in `await`
+        return lambda: SocketTransport(address, limits)
+    if callable(transport):
+        return transport
+    given: Transport = transport
+    return lambda: given
 
 
 async def serve(
@@ -204,6 +241,7 @@ async def serve(
     limits: Limits | None = None,
     record: Record | None = None,
     telemetry: Telemetry | None = None,
+    journal: Journal | Durability | None = None,
 ) -> None:
     """Serve one client over a transport, until it goes. Cancelling closes the link.
 
@@ -214,8 +252,12 @@ async def serve(
         limits: what the connection may cost, and how long things may take.
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
         telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
+        journal: keeps the agent's sessions: a journal, or a `Durability` that says how. It stays open;
+            what this client's sessions told is durable when this returns. By default what the agent
+            itself has as `journal` (`DurableAgent`).
     """
     recorder = _recorder(record)
+    durability = _durability(agent, journal)
     try:
         peer = ClientPeer(
             transport,
@@ -224,11 +266,24 @@ async def serve(
             limits=limits,
             record=recorder,
             telemetry=telemetry,
+            durability=durability,
         )
         await peer.run()
     finally:
         if recorder is not None:
             recorder.close()
+        if durability is not None:
+            await durability.flush()
+
+
+def _durability(agent: Agent, journal: Journal | Durability | None) -> Durability | None:
+    if journal is None:
+        journal = getattr(agent, "journal", None)
+    if journal is None:
+        return None
+    from antiphon.sessions import Durability
+
+    return Durability.of(journal)
 
 
 async def run_stdio(
@@ -238,6 +293,7 @@ async def run_stdio(
     limits: Limits | None = None,
     record: Record | None = None,
     telemetry: Telemetry | None = None,
+    journal: Journal | Durability | None = None,
 ) -> None:
     """Serve the client at the other end of our own stdin and stdout, until it goes.
 
@@ -259,6 +315,7 @@ async def run_stdio(
         limits=limits,
         record=record,
         telemetry=telemetry,
+        journal=journal,
     )
 
 
@@ -280,6 +337,7 @@ def serve_stdio(
     limits: Limits | None = None,
     record: Record | None = None,
     telemetry: Telemetry | None = None,
+    journal: Journal | Durability | None = None,
     uvloop: bool = False,
 ) -> None:
     """`run_stdio` as a whole programme: returns when the client has gone, or on SIGTERM.
@@ -294,6 +352,7 @@ def serve_stdio(
         limits: what the connection may cost, and how long things may take.
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
         telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
+        journal: keeps the agent's sessions, as for `serve`; it is closed at the end.
         uvloop: run on uvloop, which halves the cost of a round trip.
 
     Raises:
@@ -319,10 +378,21 @@ def serve_stdio(
         if task is not None:
             with suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        with suppress(asyncio.CancelledError):
-            await run_stdio(
-                agent, unstable=unstable, limits=limits, record=record, telemetry=telemetry
-            )
+        durability = _durability(agent, journal)
+        try:
+            with suppress(asyncio.CancelledError):
+                await run_stdio(
+                    agent,
+                    unstable=unstable,
+                    limits=limits,
+                    record=record,
+                    telemetry=telemetry,
+                    journal=durability,
+                )
+        finally:
+            if durability is not None:
+                await durability.aclose()
+                await durability.journal.aclose()
 
     with bounded_runner(factory) as runner:
         runner.run(main())

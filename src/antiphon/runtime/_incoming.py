@@ -241,14 +241,17 @@ class Incoming:
 
     # ------------------------------------------------------------------ its one answer
 
-    def answer(self, call: InboundCall, body: bytes) -> bool:
-        """Answer a request in its handler's place, whose task is cancelled; False if it is answered."""
+    def answer(self, call: InboundCall, body: bytes, *, stop: bool = True) -> bool:
+        """Answer a request in its handler's place; False if it is answered.
+
+        With `stop` the handler's task is cancelled; without, what it returns is let go.
+        """
         frame = None if call.answered else self._protocol.result(call.id, body)
         if frame is None:
             return False
         call.answered = True
         self._send(frame)
-        if call.started and call.task is not None:
+        if stop and call.started and call.task is not None:
             call.task.cancel()
         return True
 

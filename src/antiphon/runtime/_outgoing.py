@@ -21,6 +21,8 @@ from antiphon._errors import (
 from antiphon.runtime._telemetry import shown_id, shown_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from antiphon.core import ResponseEvent
     from antiphon.runtime._connection import Connection
 
@@ -89,9 +91,15 @@ class Outgoing:
     # ------------------------------------------------------------------ asking and telling
 
     def open_call(
-        self, call: OutboundCall, params: bytes | None, timeout: float | None = None
+        self,
+        call: OutboundCall,
+        params: bytes | None,
+        timeout: float | None = None,
+        send: Callable[[bytes], None] | None = None,
     ) -> None:
         """Send a request; `call.answered` comes once, from the reader, a timeout or the close.
+
+        `send` takes its frame in the connection's place, where something else has to leave before it.
 
         Raises:
             ConnectionClosed: the link is gone.
@@ -115,7 +123,10 @@ class Outgoing:
             call.timer = self._loop.call_later(timeout, self._timed_out, call, timeout)
         if call.blocking:
             connection.blocking_call_opened()
-        self._send(frame, now=len(self._protocol.calls) == 1)
+        if send is not None:
+            send(frame)
+        else:
+            self._send(frame, now=len(self._protocol.calls) == 1)
 
     def abandon(self, call: OutboundCall) -> None:
         """Forget a call and tell the peer; `answered` will not be called. Harmless when answered."""

@@ -146,6 +146,25 @@ EVENTS: Final[dict[str, EventSpec]] = {
         "an update was queued for its turn, or updates were lost on their way to a consumer",
         ("session", "turn", "decision", "buffered", "ordinal", "delivered", "expected"),
     ),
+    # journal and attach
+    "attach.granted": EventSpec(
+        "operational", INFO, "somebody was let in to a session", ("session", "surface", "via")
+    ),
+    "attach.denied": EventSpec(
+        "operational",
+        WARNING,
+        "somebody was not let in to a session",
+        ("session", "surface", "reason"),
+    ),
+    "journal.not_durable": EventSpec(
+        "operational", ERROR, "what a session tells is not journaled", ("session", "error")
+    ),
+    "journal.writer_failed": EventSpec(
+        "operational", ERROR, "a session's journal cannot be written", ("session", "error", "lost")
+    ),
+    "journal.non_holder_turn_completed": EventSpec(
+        "operational", WARNING, "a turn was completed by who does not hold it", ("session", "turn")
+    ),
     "empty_chunk_rejected": EventSpec(
         "operational", DEBUG, "an empty chunk was not sent", ("session",)
     ),
@@ -167,6 +186,53 @@ EVENTS: Final[dict[str, EventSpec]] = {
         WARNING,
         "dropped updates of sessions not known here",
         ("session", "lost"),
+    ),
+    # attached sessions, at the client
+    "session_attached": EventSpec(
+        "operational", INFO, "a session was attached", ("session", "offset", "high_watermark")
+    ),
+    "attach_failed": EventSpec(
+        "operational", WARNING, "a session could not be attached", ("session", "offset", "error")
+    ),
+    "attachment_gap": EventSpec(
+        "operational",
+        WARNING,
+        "records of an attached session are missing; it is attached again behind the last that came",
+        ("session", "offset", "next"),
+    ),
+    "attachment_lagged": EventSpec(
+        "operational",
+        INFO,
+        "the agent did not wait for us; the session is attached again behind the last that came",
+        ("session", "offset"),
+    ),
+    "attachment_ahead": EventSpec(
+        "operational",
+        WARNING,
+        "more of a session was held here than its journal has; it is read from the start",
+        ("session", "offset", "high_watermark"),
+    ),
+    "attachment_closed": EventSpec(
+        "operational", WARNING, "a session is attached no more", ("session", "offset", "reason")
+    ),
+    "turn_orphaned": EventSpec(
+        "operational",
+        WARNING,
+        "the agent ended in the middle of a turn, which counts as cancelled",
+        ("session", "offset"),
+    ),
+    "reattach_unsupported": EventSpec(
+        "operational", INFO, "the agent attaches no sessions", ("session", "reason")
+    ),
+    "link_lost": EventSpec(
+        "operational", WARNING, "the link is gone, and another is made", ("reason", "sessions")
+    ),
+    "link_attempt_failed": EventSpec(
+        "operational", INFO, "an attempt to make another link failed", ("attempt", "error")
+    ),
+    "link_made": EventSpec("operational", INFO, "another link was made", ("attempts", "sessions")),
+    "link_given_up": EventSpec(
+        "operational", ERROR, "no other link could be made", ("attempts", "error")
     ),
 }
 

@@ -3,6 +3,8 @@
 Leaves storage to the journal and the wire to `runtime`. Importing it loads the protocol's types.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from antiphon.sessions._agent_peer import AgentPeer, SessionOpening
 from antiphon.sessions._agent_router import AgentContext
 from antiphon.sessions._agent_session import AgentSession
@@ -16,6 +18,9 @@ from antiphon.sessions._turn import PermissionAnswer, ToolCallVerbs, Turn, UrlEl
 from antiphon.sessions._update import Label, Update
 from antiphon.sessions._view import CompactionView, MessageView, SessionView, ToolCallView
 
+if TYPE_CHECKING:
+    from antiphon.sessions._durability import Durability, Role
+
 __all__ = [
     "AgentContext",
     "AgentPeer",
@@ -23,6 +28,7 @@ __all__ = [
     "ClientContext",
     "ClientPeer",
     "CompactionView",
+    "Durability",
     "ExitStatus",
     "Extensions",
     "Label",
@@ -31,6 +37,7 @@ __all__ = [
     "PermissionAnswer",
     "PromptOutcome",
     "PromptTurn",
+    "Role",
     "Session",
     "SessionOpening",
     "SessionView",
@@ -45,3 +52,13 @@ __all__ = [
     "extension",
     "find_extensions",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # An agent without a journal does not load it.
+    if name not in {"Durability", "Role"}:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    from antiphon.sessions import _durability
+
+    return getattr(_durability, name)

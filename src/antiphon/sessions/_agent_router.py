@@ -58,6 +58,14 @@ class AgentHandlersLike(HandlersLike, Protocol):
     async def prompt(self, turn: Turn) -> Any:
         """Answer one prompt."""
 
+    @property
+    def steers(self) -> bool:
+        """Whether `steer` does something."""
+        ...
+
+    async def steer(self, turn: Turn, text: str | None) -> None:
+        """Take a new direction in a turn that runs."""
+
     def initial_modes(self) -> v1.SessionModeState | None:
         """What a session whose handler names no modes has."""
 
@@ -143,6 +151,14 @@ class AgentRouter(SideRouter):
             "session/set_mode": self._mode_route,
             "session/set_config_option": self._option_route,
         }
+
+    # -------------------------------------------------------------- for the peer
+
+    def session_opened(self, session: AgentSession) -> None:
+        """A session was made known on this connection."""
+
+    def session_forgotten(self, session: AgentSession) -> None:
+        """It was closed, deleted, or could not be loaded."""
 
     # -------------------------------------------------------------- Router
 

@@ -20,9 +20,11 @@ from antiphon.sessions._turn import Head, Turn, check_offer
 from antiphon.sessions._turn_states import Effect, Event, TurnStates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
+    from antiphon.runtime import Connection
     from antiphon.sessions._client_peer import ClientPeer
+    from antiphon.sessions._durable_link import DurableLink
 
 __all__ = ["AgentSession"]
 
@@ -76,6 +78,10 @@ class AgentSession:
         self, peer: ClientPeer, session_id: str, cwd: str, additional_directories: Sequence[str]
     ) -> None:
         self.peer = peer
+        #: What its updates are written to: the connection, or a journal in front of it.
+        self.link: Connection | DurableLink = peer.connection
+        #: The same where there is a journal.
+        self.durable: DurableLink | None = None
         self.session_id = session_id
         self.cwd = cwd
         self.additional_directories = tuple(additional_directories)
@@ -119,7 +125,7 @@ class AgentSession:
         told_by_turn = _kind(update) in _TURN_UPDATES
         self.fire(Event.TURN_UPDATE if told_by_turn else Event.SESSION_UPDATE)
         self.send_now(update)
-        await self.peer.connection.drain()
+        await self.link.drain()
 
     async def commands(self, commands: Sequence[v1.AvailableCommand]) -> None:
         """The slash commands, all of them."""
@@ -164,6 +170,21 @@ class AgentSession:
             )
         )
 
+    async def history(self) -> AsyncIterator[v1_unstable.SessionUpdate | UnknownUpdate]:
+        """What the session was told so far, from its journal.
+
+        Prompts, messages, tool calls and all else, oldest first, up to what is durable now; the blocks of the open prompt are among it. Nothing
+        where the agent has no journal.
+
+            messages = [update async for update in turn.session.history()]
+
+        Raises:
+            JournalDamaged: it cannot be read further.
+        """
+        if self.durable is not None:
+            async for update in self.durable.history():
+                yield update
+
     def cancel(self) -> None:
         """Stop the open turn as a `session/cancel` of the client does; nothing where there is none."""
         self.fire(Event.CANCEL)
@@ -186,12 +207,13 @@ class AgentSession:
             update = msgspec.structs.replace(update, config_options=options)
         check_offer(peer.tree, update)
         frame = self.head.update + encode_checked(update) + b"}}"
-        peer.connection.check_frame(len(frame))
-        if peer.connection.closed:
-            raise peer.connection.lost_error()
+        link = self.link
+        link.check_frame(len(frame))
+        if link.lost is not None:
+            raise link.lost_error()
         if self.states.turn is not None:
             self.states.turn.sent += 1
-        peer.connection.send(frame)
+        link.send(frame)
         if kind in _KEPT:
             self._keep(update)
 
@@ -262,8 +284,13 @@ def _arm(turn: Turn) -> None:
 
 def _answer(turn: Turn) -> None:
     """Answer a cancelled prompt in place of its task, which is cancelled if it has begun."""
-    if turn.call is not None:
-        turn.peer.connection.answer(turn.call, encode_checked(cancelled_response(turn)))
+    response = cancelled_response(turn)
+    call, connection = turn.call, turn.peer.connection
+    durable = turn.session.durable
+    if durable is not None and durable.completed(turn, response):
+        return  # it is answered behind the journal
+    if call is not None:
+        connection.answer(call, encode_checked(response))
 
 
 _ACTS: dict[Effect, Callable[[Turn], None]] = {

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from antiphon.core import Limits
     from antiphon.runtime import TelemetryEvent
+    from antiphon.sessions._durability import Durability
+    from antiphon.sessions._durable_link import DurableLink
     from antiphon.transports import Transport
 
 __all__ = ["ClientPeer"]
@@ -58,13 +60,14 @@ class ClientPeer(Peer, ClientCalls):
         limits: Limits | None = None,
         record: Callable[[str, bytes], None] | None = None,
         telemetry: Callable[[TelemetryEvent], None] | None = None,
+        durability: Durability | None = None,
     ) -> None:
         self.unstable = unstable
         self.sessions: dict[str, AgentSession] = {}
         self.transport = transport
         self._params: v1_unstable.InitializeRequest | None = None
         self.tree = {}
-        router = AgentRouter(self, agent)
+        self._router = router = _router(self, agent, durability)
         self.connection = Connection(
             transport, "agent", router, limits=limits, record=record, telemetry=telemetry
         )
@@ -95,8 +98,18 @@ class ClientPeer(Peer, ClientCalls):
         """Send a request; its raw result is the call's future."""
         row = self._row_of(params, "request")
         call = FutureCall(row.name, self.connection.create_future())
-        self.connection.open_call(call, encode_checked(params), self._timeout(row.name, timeout))
+        durable = self._durable_of(params)
+        self.connection.open_call(
+            call,
+            encode_checked(params),
+            self._timeout(row.name, timeout),
+            None if durable is None else durable.send_behind,
+        )
         return call
+
+    def _durable_of(self, params: Any) -> DurableLink | None:
+        session = self.sessions.get(getattr(params, "session_id", ""))
+        return None if session is None else session.durable
 
     def result_of(self, params: Any, raw: Any) -> Any:
         """The typed result of a request with these parameters."""
@@ -104,6 +117,9 @@ class ClientPeer(Peer, ClientCalls):
         return read_result(row.name, row.result, raw)
 
     async def _request(self, params: Any, timeout: float | None | UnsetType) -> Any:
+        durable = self._durable_of(params)
+        if durable is not None:
+            await durable.settled()
         call = self.open_request(params, timeout)
         return self.result_of(params, await self.connection.answer_to(call))
 
@@ -111,6 +127,11 @@ class ClientPeer(Peer, ClientCalls):
         row = self._row_of(params, "notification")
         if isinstance(params, v1.SessionNotification):
             check_offer(self.tree, params.update)
+            durable = self._durable_of(params)
+            if durable is not None:
+                durable.send(durable.session.head.update + encode_checked(params.update) + b"}}")
+                await durable.drain()
+                return
         self.connection.notify(row.name, encode_checked(params))
         await self.connection.drain()
 
@@ -138,12 +159,14 @@ class ClientPeer(Peer, ClientCalls):
         """Make a session known. Raises `LimitExceeded`."""
         self.check_room()
         session = self.sessions[session_id] = AgentSession(self, session_id, cwd, more)
+        self._router.session_opened(session)
         return session
 
     def forget_session(self, session: AgentSession) -> None:
         """A session was closed, or could not be loaded: nothing finds it any more."""
         self.sessions.pop(session.session_id, None)
         session.fire(Event.FORGOTTEN)
+        self._router.session_forgotten(session)
 
     def allowed_options(
         self, options: list[v1_unstable.SessionConfigOption]
@@ -152,3 +175,13 @@ class ClientPeer(Peer, ClientCalls):
         if allowed_by(self.tree, "session.configOptions.boolean"):
             return list(options)
         return [o for o in options if tag_of(o) != "boolean"]
+
+
+def _router(
+    peer: ClientPeer, agent: AgentHandlersLike, durability: Durability | None
+) -> AgentRouter:
+    if durability is None:
+        return AgentRouter(peer, agent)
+    from antiphon.sessions._durable_router import DurableRouter
+
+    return DurableRouter(peer, agent, durability)

@@ -140,6 +140,7 @@ class Turn:
         self.failure: BaseException | None = None
         self._raw = raw
         self._connection = session.peer.connection
+        self._link = session.link
         self._states = session.states
         self._ended: asyncio.Future[None] | None = None
         self._cancel_event: asyncio.Event | None = None
@@ -203,14 +204,14 @@ class Turn:
         if self._states.turn is not self:
             raise TurnOver(self.session_id)
         self.session.send_now(update)
-        if self._connection.writing_paused:
-            await self._connection.drain()
+        if self._link.writing_paused:
+            await self._link.drain()
 
     async def say(self, content: str | v1.ContentBlock, *, message_id: str | None = None) -> None:
         """A chunk of the agent's message. An empty text is counted and not sent (DESIGN §4.8)."""
         if message_id is None and type(content) is str:
             if self._text(self._head.say, content):
-                await self._connection.drain()
+                await self._link.drain()
         else:
             await self._chunk(v1.AgentMessageChunk, content, message_id)
 
@@ -218,7 +219,7 @@ class Turn:
         """A chunk of the agent's reasoning. An empty text is counted and not sent."""
         if message_id is None and type(content) is str:
             if self._text(self._head.think, content):
-                await self._connection.drain()
+                await self._link.drain()
         else:
             await self._chunk(v1.AgentThoughtChunk, content, message_id)
 
@@ -237,14 +238,14 @@ class Turn:
             body = _encode_text(text)
         except UnicodeEncodeError:
             body = encode(text)  # repairs lone surrogates
-        connection = self._connection
+        link = self._link
         if len(body) > _LARGE:
-            connection.check_frame(len(head) + len(body) + len(_TAIL))
-        if connection.lost is not None:
-            raise connection.lost_error()
+            link.check_frame(len(head) + len(body) + len(_TAIL))
+        if link.lost is not None:
+            raise link.lost_error()
         self.sent += 1
-        connection.send(head + body + _TAIL)
-        return connection.writing_paused
+        link.send(head + body + _TAIL)
+        return link.writing_paused
 
     async def _chunk(
         self,
@@ -355,6 +356,11 @@ class Turn:
         """Ask the user something that ends with the turn; None where it is not to be asked any more."""
         if Effect.DENY in self.session.fire(Event.ASK, self):
             return None
+        if self.session.durable is not None:
+            # What was told before is seen before. A cancellation meanwhile is one of what is asked.
+            await self.session.durable.settled()
+            if Effect.DENY in self.session.fire(Event.ASK, self):
+                return None
         call = self.peer.open_request(params, timeout)
         self._asks.add(call)
         try:
@@ -565,7 +571,7 @@ class Turn:
         except TurnOver:
             work.close()
             raise
-        task = self._connection.create_task(work)
+        task = self._link.create_task(work)
         self.subtasks.add(task)
         task.add_done_callback(self._subtask_done)
         return task
@@ -787,9 +793,14 @@ def _plan_entry(entry: PlanItem) -> v1.PlanEntry:
 def check_offer(tree: Any, update: Any) -> None:
     """R1-36..R1-39: updates that a client must have asked for. Raises `CapabilityError`."""
     tag = tag_of(update)
-    gate = _GATED_UPDATES.get(tag)
+    gate = gate_of_update(tag)
     if gate is not None and not allowed_by(tree, gate):
         raise CapabilityError(f"session/update {tag}", f"clientCapabilities.{gate}")
+
+
+def gate_of_update(tag: str) -> str | None:
+    """The client's capability without which an update of that kind must not be sent to it."""
+    return _GATED_UPDATES.get(tag)
 
 
 _GATED_UPDATES = {

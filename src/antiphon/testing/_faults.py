@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import cycle, repeat
 from random import Random
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from antiphon import ConnectionClosed, Limits
 from antiphon.core import LineFramer, join_frames
@@ -223,6 +223,11 @@ class ByteTransport:
     def describe(self) -> str:
         """Name it in logs and errors."""
         return "simulated stream"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What this end knows of the other: it is in the same process."""
+        return {"kind": "process", "peer": None}
 
     # ------------------------------------------------------------------ what we send
 

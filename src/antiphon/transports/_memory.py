@@ -7,7 +7,7 @@ and splits nothing, so it never gives a `Fault`.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from antiphon._descriptors import HIGH_WATER
 
@@ -93,6 +93,11 @@ class MemoryTransport:
     def describe(self) -> str:
         """Name it in logs and errors."""
         return "memory"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What this end knows of the other: it is in the same process."""
+        return {"kind": "process", "peer": None}
 
     @property
     def _held(self) -> bool:

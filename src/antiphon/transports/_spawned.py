@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from antiphon._errors import ConnectionClosed
 from antiphon._launch import environment, redact
@@ -148,6 +148,11 @@ class ProcessTransport(StreamTransport):
         """Name it in logs and errors: "process 4711 (my-agent)"."""
         name = Path(self._argv[0]).name if self._argv else "no command"
         return f"process ({name})" if self._child is None else f"process {self.pid} ({name})"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The kind, "stdio", and that the peer is nobody's but ours."""
+        return {"kind": "stdio", "peer": None}
 
     async def aclose(self) -> None:
         """End the process and all of its group.

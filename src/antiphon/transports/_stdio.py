@@ -14,7 +14,7 @@ import logging
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from antiphon._errors import ConnectionClosed, LocalProtocolError
 from antiphon.transports._stream import StreamTransport
@@ -167,6 +167,11 @@ class StdioTransport(StreamTransport):
     def describe(self) -> str:
         """Name it in logs and errors."""
         return "stdio"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The kind, "stdio", and that nothing is known of the peer."""
+        return {"kind": "stdio", "peer": None}
 
     async def aclose(self) -> None:
         """Write what was sent, for at most 2 s, and close; the peer sees the end of our output.

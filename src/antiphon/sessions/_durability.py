@@ -1,0 +1,380 @@
+"""What makes an agent durable: its journal, who may attach, and what all its connections share.
+
+Responsible for the options, for the turns that are open in this process (whichever connection they
+came by), and for tasks that outlive a connection. Leaves one session on one connection to
+`_durable_link`, messages to `_durable_router`, records to `journal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+import msgspec
+
+from antiphon.journal import (
+    SESSION_UPDATE,
+    STEER,
+    AttachContext,
+    Denied,
+    Entry,
+    Grant,
+    Journal,
+    LocalNode,
+    Policy,
+    Writers,
+    admit,
+)
+from antiphon.schema import encode_checked, v1
+from antiphon.sessions._turn_states import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from antiphon.sessions._durable_link import DurableLink
+    from antiphon.sessions._turn import Turn
+    from antiphon.transports import Transport
+
+__all__ = ["Durability", "Role", "Roles"]
+
+log = logging.getLogger("antiphon.journal")
+
+Role: TypeAlias = Literal["controller", "observer"]
+Roles: TypeAlias = "Mapping[str, Role] | Callable[[Grant, AttachContext], Role | None]"
+
+#: Links that end with their process: what runs for them has nobody left.
+_OF_A_PROCESS = frozenset(("stdio", "process", None))
+
+
+class Durability:
+    """How an agent keeps its sessions; give it, or a plain `Journal`, as `journal=`.
+
+    ::
+
+        serve_stdio(MyAgent(), journal=Durability(SqliteJournal("sessions"), prompts=False))
+
+    Everything that is served with the same object (or the same journal) shares its sessions: one writer
+    and one open turn a session, whichever connection it came by.
+
+    Args:
+        journal: where records are kept. It stays the caller's to close; `serve_stdio` closes it.
+        policy: decides who may attach, load, resume, list and delete; None stands for `LocalNode()`: who
+            reaches the agent from this machine's own user, by pipes or a Unix socket. There is no
+            policy that lets everybody in.
+        roles: what somebody who was let in may do, by the `id` of the grant's actor, or a function of
+            (grant, context). A "controller" prompts, cancels and changes; an "observer" looks on. It is
+            local configuration and never taken from a token.
+        default_role: of whom `roles` does not name.
+        surface: the name of this place, which tokens may be bound to.
+        credit: how many records a subscriber may be behind before it is told that it lags.
+        policy_timeout: seconds in which the policy has to decide.
+        prompts: whether the blocks of each prompt are journaled as `user_message_chunk` records, so that
+            a standard `session/load` replays both sides of the conversation (R1-52).
+        outlive: whether an open turn goes on when its connection is lost. None: where others can attach
+            to the session (sockets), but not where the process ends with the connection (stdio).
+        clock: seconds since 1970; for the expiry of grants.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        policy: Policy | None = None,
+        roles: Roles | None = None,
+        default_role: Role = "controller",
+        surface: str = "unknown",
+        credit: int = 1024,
+        policy_timeout: float = 5.0,
+        prompts: bool = True,
+        outlive: bool | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.journal = journal
+        self.policy: Policy = LocalNode() if policy is None else policy
+        self.clock = clock
+        self.writers = Writers(journal, credit=credit, on_event=self._report)
+        self._roles = roles
+        self._default_role: Role = default_role
+        self._surface = surface
+        self._policy_timeout = policy_timeout
+        self._prompts = prompts
+        self._outlive = outlive
+        #: Every connection's link to a session, by the session's id.
+        self._links: dict[str, list[DurableLink]] = {}
+        #: The open turn of a session, and what it may be steered by.
+        self._turns: dict[str, _OpenTurn] = {}
+        self._steers: dict[str, _Steers] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Durability on {self.journal!r}>"
+
+    @classmethod
+    def of(cls, journal: Journal | Durability) -> Durability:
+        """The one of a journal: everything served with that journal shares it."""
+        if isinstance(journal, Durability):
+            return journal
+        found = _SHARED.get(id(journal))
+        if found is None:
+            found = _SHARED[id(journal)] = cls(journal)
+        return found
+
+    # -------------------------------------------------------------- life
+
+    def create_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that no connection ends; `aclose` does."""
+        task = asyncio.Task(work, loop=asyncio.get_running_loop())
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # Its connection has told the operator, or was gone by then.
+            log.debug("a turn ended with an error", exc_info=task.exception())
+
+    async def flush(self) -> None:
+        """Wait until nothing is left of connections that are gone: their writers are closed."""
+        await self.writers.settled()
+
+    async def aclose(self) -> None:
+        """End the turns that outlived their connections, and make durable what they told. Idempotent."""
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=1.0)
+        await self.writers.aclose()
+
+    def outlives(self, transport: Transport) -> bool:
+        """Whether a turn that came by this transport goes on without it."""
+        if self._outlive is not None:
+            return self._outlive
+        info: Any = getattr(transport, "info", None)
+        kind: Any = cast("Mapping[str, Any]", info).get("kind") if info else None
+        return kind not in _OF_A_PROCESS
+
+    # -------------------------------------------------------------- sessions and turns
+
+    def add(self, link: DurableLink) -> None:
+        """A connection has the session open."""
+        self._links.setdefault(link.session_id, []).append(link)
+
+    def forget(self, link: DurableLink) -> None:
+        """It has it no more; an open turn of it keeps the writer."""
+        links = self._links.get(link.session_id)
+        if links is not None and link in links:
+            links.remove(link)
+            if not links:
+                del self._links[link.session_id]
+        self.writers.leave(link.session_id, link)
+
+    def links(self, session_id: str) -> Sequence[DurableLink]:
+        """The links of all connections to a session."""
+        return tuple(self._links.get(session_id, ()))
+
+    def prompt_entries(self, blocks: Sequence[Any]) -> list[Entry]:
+        """What is journaled of a prompt besides its beginning."""
+        if not self._prompts:
+            return []
+        return [
+            Entry(SESSION_UPDATE, encode_checked(v1.UserMessageChunk(content=block)), "user")
+            for block in blocks
+        ]
+
+    def turn_begun(self, link: DurableLink, turn: Turn, turn_id: int) -> None:
+        """A turn holds the latch of its session."""
+        self._turns[link.session_id] = _OpenTurn(link, turn, turn_id)
+
+    def turn_over(self, link: DurableLink) -> None:
+        """It does no more."""
+        self._turns.pop(link.session_id, None)
+
+    def open_turn(self, session_id: str) -> Turn | None:
+        """The turn that is open in this process, whichever connection it came by."""
+        found = self._turns.get(session_id)
+        return None if found is None else found.turn
+
+    def cancel(self, session_id: str) -> None:
+        """`session/cancel` by a connection that did not send the prompt."""
+        found = self._turns.get(session_id)
+        if found is not None:
+            found.link.session.fire(Event.CANCEL)
+
+    # -------------------------------------------------------------- who may
+
+    def context(
+        self, session_id: str, transport: Transport, *, capability: Any = None, from_offset: int = 0
+    ) -> AttachContext:
+        """What the policy is asked about. Nothing of it but the capability comes from the frame."""
+        return AttachContext(
+            session_id=session_id,
+            actor=None,
+            surface=self._surface,
+            capability=capability,
+            from_offset=from_offset,
+            transport=getattr(transport, "info", None),
+        )
+
+    async def admit(self, context: AttachContext) -> Grant | Denied:
+        """Ask the policy: the single way in."""
+        return await admit(self.policy, context, timeout=self._policy_timeout)
+
+    def role_of(self, grant: Grant, context: AttachContext) -> Role:
+        """What somebody who was let in may do; what `roles` makes no sense of may look on."""
+        roles = self._roles
+        if roles is None:
+            return self._default_role
+        if callable(roles):
+            try:
+                role = roles(grant, context)
+            except Exception:
+                log.exception("roles= failed; somebody who was let in may only look on")
+                return "observer"
+        else:
+            role = roles.get(grant.actor["id"])
+        if role is None:
+            return self._default_role
+        return role if role in ("controller", "observer") else "observer"
+
+    # -------------------------------------------------------------- steering
+
+    async def steer(
+        self,
+        session_id: str,
+        params: SteerParams,
+        take: Callable[[Turn, str | None], Any] | None,
+    ) -> dict[str, Any]:
+        """Decide a steer, in this step, and journal one that is accepted (resumable-sessions §10).
+
+        Args:
+            session_id: the session.
+            params: what was asked.
+            take: given the open turn and the text where it is accepted; None where there is no such
+                channel.
+        """
+        if take is None:
+            return {"outcome": "no_steer_channel"}
+        steers = self._steers.get(session_id)
+        if steers is None:
+            steers = self._steers[session_id] = _Steers()
+        key = None if params.client_msg_id is None else encode_checked(params.client_msg_id)
+        content = (params.text, encode_checked(params.expected_turn_id))
+        if key is not None and key in steers.seen:
+            before, answer = steers.seen[key]
+            if before == content:
+                return {**answer, "outcome": "duplicate"}
+            return {"outcome": "client_msg_id_reuse"}
+        found = self._turns.get(session_id)
+        if found is None or found.turn.cancelled:
+            return {"outcome": "no_live_turn"}
+        actual = found.token
+        if not _same(params.expected_turn_id, actual):
+            return {
+                "outcome": "stale",
+                "expectedTurnId": params.expected_turn_id,
+                "actualTurnId": actual,
+            }
+        steers.count += 1
+        found.steered += 1
+        answer = {
+            "outcome": "accepted",
+            "turnId": actual,
+            "offset": steers.count,
+            "clientMsgId": params.client_msg_id,
+        }
+        if key is not None:
+            steers.seen[key] = (content, answer)
+        writer = found.link.writer
+        payload = {
+            "turnId": actual,
+            "offset": steers.count,
+            "payload": {"clientMsgId": params.client_msg_id, "text": params.text},
+        }
+        taken = take(found.turn, params.text)
+        if writer is not None:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            writer.submit(
+                Entry(STEER, encode_checked(payload), "user"),
+                lambda _: None if done.done() else done.set_result(None),
+                flush=True,
+            )
+            await done
+        await taken
+        return answer
+
+    # -------------------------------------------------------------- telemetry
+
+    def _report(self, name: str, facts: dict[str, Any]) -> None:
+        """An event of a writer, told by the connections that have its session."""
+        session = str(facts["session"])
+        for link in self.links(session):
+            connection = link.connection
+            if connection.closed:
+                continue
+            if name == "journal.writer_failed":
+                connection.emit(
+                    "journal.writer_failed",
+                    session=session,
+                    error=facts["error"],
+                    lost=facts["lost"],
+                )
+            else:
+                connection.emit(
+                    "journal.non_holder_turn_completed", session=session, turn=facts["turn"]
+                )
+            return
+        log.warning("%s %s", name, facts)
+
+
+class SteerParams(msgspec.Struct, rename="camel"):
+    """Parameters of `_raxol/session.steer`."""
+
+    session_id: str
+    expected_turn_id: Any
+    text: str | None = None
+    client_msg_id: Any = None
+
+    def __post_init__(self) -> None:
+        if self.expected_turn_id is None:
+            msg = "expectedTurnId must not be null"
+            raise ValueError(msg)
+
+
+class _OpenTurn:
+    """A turn that is open, and how often it was steered."""
+
+    __slots__ = ("link", "steered", "turn", "turn_id")
+
+    def __init__(self, link: DurableLink, turn: Turn, turn_id: int) -> None:
+        self.link = link
+        self.turn = turn
+        self.turn_id = turn_id
+        self.steered = 0
+
+    @property
+    def token(self) -> int | str:
+        """What a steer has to name; another after each that was accepted."""
+        return f"{self.turn_id}.{self.steered}" if self.steered else self.turn_id
+
+
+class _Steers:
+    """What was accepted in a session's life: the window in which a repetition is known."""
+
+    __slots__ = ("count", "seen")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seen: dict[bytes, tuple[Any, dict[str, Any]]] = {}
+
+
+def _same(expected: Any, actual: int | str) -> bool:
+    """Equality of JSON values: true is not 1."""
+    return type(expected) is type(actual) and expected == actual
+
+
+#: By the journal's id, which is its own as long as its `Durability` lives, since that holds it.
+_SHARED: weakref.WeakValueDictionary[int, Durability] = weakref.WeakValueDictionary()

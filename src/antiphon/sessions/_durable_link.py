@@ -1,0 +1,407 @@
+"""What a durable session writes to in place of its connection: first the journal, then the wire.
+
+An update is appended, and leaves when it is durable; what has to come behind it (a request of the same
+session, the turn's response) waits for that. The one frame of an update goes to its connection bare,
+unless that is attached to the session: then its subscriber's copy is the only one (resumable-sessions
+§5). Responsible for the order of all that, and for what a turn tells the journal. Leaves who may attach
+to `_durability`, and which message means what to `_durable_router`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from antiphon._errors import (
+    ConnectionClosed,
+    InvalidRequest,
+    JournalError,
+    JournalInUse,
+    RequestError,
+    TurnHeld,
+)
+from antiphon.journal import SESSION_UPDATE, Entry, tag_of_update, taint_of_update
+from antiphon.schema import decode_update, encode_checked, v1
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Mapping
+
+    from antiphon.journal import Record, Subscriber, Writer
+    from antiphon.sessions._agent_session import AgentSession
+    from antiphon.sessions._durability import Durability
+    from antiphon.sessions._turn import Turn
+
+__all__ = ["DurableLink"]
+
+log = logging.getLogger("antiphon.journal")
+
+#: Records that are read at once.
+_PAGE = 256
+_TAG = re.compile(rb'\{"sessionUpdate":"([a-z_]+)"')
+#: Taints of the updates that turns send most, by the tag's bytes.
+_TAINTS: Mapping[bytes, str] = {
+    tag.encode(): taint_of_update(tag)
+    for tag in (
+        "agent_message_chunk",
+        "agent_thought_chunk",
+        "plan",
+        "tool_call",
+        "tool_call_update",
+        "user_message_chunk",
+    )
+}
+
+
+class DurableLink:
+    """A session's way to its journal and its connection; has of a connection what turns use.
+
+    Attributes:
+        writer: the session's writer as last known here, None before the first use.
+        attached: the connection's own subscriber of the session, while it has one.
+        role: what its client may do here: "controller" or "observer"; None after its grant has ended.
+        outlives: whether an open turn goes on when the connection is lost.
+        replaying: whether the agent itself tells the history, which is no news for the journal.
+    """
+
+    __slots__ = (
+        "_behind",
+        "_echo",
+        "_head",
+        "_held_back",
+        "_offset",
+        "_pending",
+        "_start",
+        "_turn",
+        "_turn_id",
+        "_waiting",
+        "attached",
+        "connection",
+        "durability",
+        "outlives",
+        "replaying",
+        "role",
+        "session",
+        "writer",
+    )
+
+    def __init__(self, session: AgentSession, durability: Durability) -> None:
+        self.session = session
+        self.connection = session.peer.connection
+        self.durability = durability
+        self.writer: Writer | None = None
+        self.attached: Subscriber | None = None
+        self.role: str | None = "controller"
+        self.outlives = durability.outlives(session.peer.transport)
+        self.replaying = False
+        self._head = session.head.update
+        self._start = len(self._head)
+        #: Frames of updates that are not durable yet, in order; behind them, in tuples, what must follow.
+        self._pending: deque[bytes | tuple[bytes]] = deque()
+        self._waiting: list[asyncio.Future[None]] = []
+        #: Offsets of own updates that came between the registration of an attach and its mark.
+        self._held_back: set[int] = set()
+        self._offset = 0  # of the last update of ours that was published
+        self._turn: Turn | None = None
+        self._turn_id = 0
+        #: Chunks of an own prompt that were not published yet.
+        self._echo = 0
+        #: Whether it was told that updates are not kept.
+        self._behind = False
+
+    @property
+    def session_id(self) -> str:
+        """The session's id."""
+        return self.session.session_id
+
+    # -------------------------------------------------------------- as a connection
+
+    @property
+    def lost(self) -> ConnectionClosed | None:
+        """Why nothing can be sent any more; a turn that outlives its connection is never told so."""
+        return None if self.outlives else self.connection.lost
+
+    def lost_error(self) -> ConnectionClosed:
+        """A fresh exception that says why the link is gone."""
+        return self.connection.lost_error()
+
+    def check_frame(self, size: int) -> None:
+        """Raise `LimitExceeded` for a frame of that size."""
+        self.connection.check_frame(size)
+
+    @property
+    def writing_paused(self) -> bool:
+        """Whether who can wait should: for the client, or for the disk."""
+        writer = self.writer
+        return self.connection.writing_paused or (writer is not None and writer.full)
+
+    async def drain(self) -> None:
+        """Wait for room where there is none. Raises `ConnectionClosed` if the link goes."""
+        connection, writer = self.connection, self.writer
+        if writer is not None and writer.full:
+            await writer.room()
+        if connection.lost is None:
+            if not connection.writing_paused:
+                return
+            try:
+                await connection.drain()
+            except ConnectionClosed:
+                if not self.outlives:
+                    raise
+        elif not self.outlives:
+            raise connection.lost_error()
+
+    def create_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that ends with the connection, or with the turn that outlives it."""
+        if self.outlives:
+            return self.durability.create_task(work)
+        return self.connection.create_task(work)
+
+    def send(self, frame: bytes) -> None:
+        """Append the update of a frame; the frame leaves when it is durable."""
+        writer = self.writer
+        if writer is None or self.replaying:
+            self.connection.send(frame)
+            return
+        start = self._start
+        match = _TAG.match(frame, start)
+        taint = None if match is None else _TAINTS.get(match[1])
+        update = frame[start:-2]
+        if taint is None:
+            taint = taint_of_update(tag_of_update(update))
+        self._pending.append(frame)
+        writer.submit(Entry(SESSION_UPDATE, update, taint), self._published)
+
+    def send_behind(self, frame: bytes) -> None:
+        """Send a frame of another kind behind what was sent before."""
+        if self._pending:
+            self._pending.append((frame,))
+            self._hurry()
+        else:
+            self.connection.send(frame, now=True)
+
+    def note(self, update: Any) -> None:
+        """Append an update that the client need not be told: it has asked for what it says."""
+        if self.writer is not None:
+            body = encode_checked(update)
+            tag = tag_of_update(body)
+            self.writer.submit(Entry(SESSION_UPDATE, body, taint_of_update(tag)))
+
+    def _published(self, record: Record | None) -> None:
+        pending = self._pending
+        frame = pending.popleft()
+        if record is None:
+            self._not_kept()
+            self.connection.send(frame)  # type: ignore[arg-type]  # updates are no tuples
+        else:
+            self._offset = record.offset
+            writer, attached = self.writer, self.attached
+            if attached is None or writer is None or not writer.publishes_to(attached):
+                self.connection.send(frame)  # type: ignore[arg-type]
+            elif not attached.live:
+                self._held_back.add(record.offset)
+        while pending and isinstance(pending[0], tuple):
+            self.connection.send(pending.popleft()[0])  # type: ignore[arg-type]
+        if not pending and self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def bare_frame(self, record: Record) -> bytes | None:
+        """The frame of an own update that an attach without history has no place for."""
+        if record.offset not in self._held_back:
+            return None
+        self._held_back.discard(record.offset)
+        return self._head + record.payload + b"}}"
+
+    def _hurry(self) -> None:
+        if self.writer is not None:
+            self.writer.hurry()
+
+    async def settled(self) -> None:
+        """Wait until what was sent before is durable, and with the connection in its order."""
+        if self._pending:
+            future: asyncio.Future[None] = self.connection.create_future()
+            self._waiting.append(future)
+            self._hurry()
+            await future
+        if self.attached is not None:
+            await self.attached.reached(self._offset)
+
+    # -------------------------------------------------------------- the writer
+
+    async def open(self) -> Writer | None:
+        """The session's live writer; None, which is logged, where the journal cannot be used."""
+        writer = self.durability.writers.get(self.session_id)
+        if writer is None or writer is not self.writer:
+            try:
+                writer = await self.durability.writers.ensure(self.session_id, self, self._meta())
+            except JournalInUse:
+                raise
+            except JournalError as error:
+                self._not_kept(error)
+                writer = None
+            self.writer = writer
+        return writer
+
+    def _meta(self) -> dict[str, Any]:
+        session = self.session
+        meta: dict[str, Any] = {"cwd": session.cwd}
+        if session.additional_directories:
+            meta["additionalDirectories"] = list(session.additional_directories)
+        return meta
+
+    def _not_kept(self, error: Exception | None = None) -> None:
+        """What is told from now on is not in the journal: said once, until it is again."""
+        if self._behind:
+            return
+        self._behind = True
+        if error is None and self.writer is not None:
+            error = self.writer.failed
+        self.connection.emit(
+            "journal.not_durable", cause=error, session=self.session_id, error=type(error).__name__
+        )
+
+    def close(self) -> None:
+        """The connection is gone, or the session is closed on it."""
+        self.detach()
+        self.durability.forget(self)
+
+    def detach(self) -> None:
+        """End the connection's tail of the session; no frame says so."""
+        attached, self.attached = self.attached, None
+        if attached is not None:
+            attached.detach()
+
+    async def history(self) -> AsyncIterator[Any]:
+        """The updates in the journal, typed, oldest first."""
+        await self.settled()
+        journal_log = await self.durability.journal.open(self.session_id)
+        try:
+            start, stop = 1, await journal_log.high_watermark()
+            while start <= stop:
+                records = await journal_log.read(start, min(stop, start + _PAGE - 1))
+                start += len(records)
+                for record in records:
+                    if record.kind == SESSION_UPDATE:
+                        yield decode_update(record.payload)
+                if not records:
+                    return
+        finally:
+            await journal_log.aclose()
+
+    # -------------------------------------------------------------- turns
+
+    async def begin_turn(self, turn: Turn) -> None:
+        """Take the session's turn latch and journal the turn's beginning.
+
+        Raises:
+            InvalidRequest: the turn is another connection's, or another process writes the session.
+        """
+        session_id = self.session_id
+        try:
+            writer = await self.open()
+            if writer is None:
+                return
+            entries = self.durability.prompt_entries(turn.params.prompt)
+            self._turn_id = await writer.begin_turn(turn, entries)
+        except TurnHeld:
+            raise InvalidRequest(None, "prompt already in flight") from None
+        except JournalInUse as error:
+            log.warning("a prompt is refused: %s", error)
+            reason = {"sessionId": session_id, "reason": "session_in_use"}
+            raise InvalidRequest(reason, "the session is in use by another process") from None
+        except JournalError as error:
+            self._not_kept(error)
+            return
+        # No await since the latch was taken: nothing can have come between.
+        self._behind = False
+        self._echo = len(entries)
+        self._turn = turn
+        self.durability.turn_begun(self, turn, self._turn_id)
+        self.attached_in_turn()
+
+    def attached_in_turn(self) -> None:
+        """Whoever prompts slows its own turn down instead of lagging behind it."""
+        if self._turn is not None and self.writer is not None and self.attached is not None:
+            self.writer.exempt(self.attached, True)
+
+    def is_own_prompt(self, record: Record) -> bool:
+        """Whether a live record is a block of the prompt that this connection has just sent."""
+        if self._echo and record.kind == SESSION_UPDATE and record.tag == "user_message_chunk":
+            self._echo -= 1
+            return True
+        return False
+
+    def _complete(
+        self, turn: Turn, stop_reason: str | None, error: tuple[int, str] | None
+    ) -> asyncio.Future[Record | None] | None:
+        if self._turn is not turn or self.writer is None:
+            return None
+        self._turn = None
+        self._held_back.clear()
+        self.durability.turn_over(self)
+        done: asyncio.Future[Record | None] = asyncio.get_running_loop().create_future()
+
+        def published(record: Record | None) -> None:
+            if not done.done():
+                done.set_result(record)
+
+        try:
+            self.writer.complete_turn(
+                turn, self._turn_id, stop_reason=stop_reason, error=error, published=published
+            )
+        except TurnHeld:
+            log.exception("a turn was completed that is not held")
+            return None
+        return done
+
+    async def _seen(self, done: asyncio.Future[Record | None] | None) -> None:
+        """Wait until a completion is durable, and what precedes it with the connection."""
+        if done is None:
+            return
+        record = await done
+        writer, attached = self.writer, self.attached
+        if attached is None:
+            return
+        if record is not None:
+            await attached.reached(record.offset)
+        if writer is not None and self._turn is None:
+            writer.exempt(attached, False)
+
+    async def end_turn(
+        self, turn: Turn, *, stop_reason: str | None = None, failure: BaseException | None = None
+    ) -> None:
+        """Journal the turn's end, and wait until the response may follow."""
+        error = None
+        if failure is not None:
+            if isinstance(failure, RequestError):
+                error = failure.code, failure.message
+            else:
+                error = -32603, "Internal error"
+        await self._seen(self._complete(turn, stop_reason, error))
+
+    def completed(self, turn: Turn, response: v1.PromptResponse) -> bool:
+        """A cancelled turn ran out of time: journal its end, then answer; False if it is not kept."""
+        done = self._complete(turn, response.stop_reason, None)
+        if done is None:
+            return False
+        call, body = turn.call, encode_checked(response)
+
+        async def answer() -> None:
+            await self._seen(done)
+            if call is not None:
+                self.connection.answer(call, body)
+
+        self.durability.create_task(answer())
+        return True
+
+    def abandon_turn(self, turn: Turn) -> None:
+        """The turn ended without an end of its own (the program stops): it is orphaned."""
+        if self._turn is turn and self.writer is not None:
+            self._turn = None
+            self.durability.turn_over(self)
+            self.writer.release_turn(turn)

@@ -1,0 +1,786 @@
+"""Routing for an agent with a journal: sessions are loaded, listed and deleted from it, and attached to.
+
+Responsible for what the journal adds to the methods of `AgentRouter`, and for the extension's own
+(`_raxol/session.load`, `.steer`, `.detach`). Leaves the way of updates to `_durable_link`, history and
+tail to `journal.Subscriber`.
+
+Source: resumable-sessions §2, §7.1, §12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import datetime as dt
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from antiphon._errors import (
+    ConnectionClosed,
+    InvalidParams,
+    InvalidRequest,
+    JournalError,
+    JournalInUse,
+    RequestCancelled,
+    ResourceNotFound,
+)
+from antiphon.journal import (
+    Denied,
+    Grant,
+    Record,
+    Rider,
+    Subscriber,
+    attach_denied,
+    read_rider,
+)
+from antiphon.runtime import NoticeRoute, RequestRoute
+from antiphon.schema import UNSET, UnsetType, decode, encode_checked, v1, v1_unstable
+from antiphon.sessions._agent_router import AgentRouter
+from antiphon.sessions._durability import SteerParams
+from antiphon.sessions._durable_link import DurableLink
+from antiphon.sessions._methods import allowed_by, tree_of
+from antiphon.sessions._turn import gate_of_update
+from antiphon.sessions._turn_states import Event, State
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from antiphon.journal import AttachContext, Follower, SessionInfo, Writer
+    from antiphon.runtime import InboundCall
+    from antiphon.sessions._agent_router import AgentContext, AgentHandlersLike
+    from antiphon.sessions._agent_session import AgentSession
+    from antiphon.sessions._client_peer import ClientPeer
+    from antiphon.sessions._durability import Durability
+    from antiphon.sessions._turn import Turn
+
+__all__ = ["DurableRouter"]
+
+log = logging.getLogger("antiphon.journal")
+
+#: Sessions in one answer to `session/list`.
+_LISTED = 100
+
+#: What only who controls a session may ask.
+_CONTROL = frozenset(
+    (
+        "session/set_mode",
+        "session/set_config_option",
+        "session/set_title",
+        "session/close",
+        "session/delete",
+        "session/archive",
+        "session/unarchive",
+    )
+)
+
+
+class AttachParams(msgspec.Struct, rename="camel"):
+    """Parameters of `_raxol/session.load`; `session/load` has the same and more."""
+
+    session_id: str
+    cwd: str
+    mcp_servers: list[Any] = []
+    meta: Any = msgspec.field(name="_meta", default=None)
+
+
+class DetachParams(msgspec.Struct, rename="camel"):
+    """Parameters of `_raxol/session.detach`."""
+
+    session_id: str
+
+
+class _Attach:
+    """A load that was accepted in the reader, and what it found."""
+
+    __slots__ = ("cwd", "known", "loading", "more", "params", "rider", "session")
+
+    def __init__(
+        self, params: Any, rider: Rider, session: AgentSession, *, known: bool, loading: bool
+    ) -> None:
+        self.params = params
+        self.rider = rider
+        self.session = session
+        #: Whether the session was open on this connection before.
+        self.known = known
+        #: Whether prompts have to wait for its end.
+        self.loading = loading
+        self.cwd = session.cwd
+        self.more = session.additional_directories
+
+
+class DurableRouter(AgentRouter):
+    """Routes what the client of a durable agent sends."""
+
+    def __init__(self, peer: ClientPeer, agent: AgentHandlersLike, durability: Durability) -> None:
+        super().__init__(peer, agent)
+        self._durability = durability
+        own: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
+            "load_session": self._never,
+            "resume_session": self._resume,
+            "list_sessions": self._list,
+            "delete_session": self._delete,
+        }
+        implemented = agent.find_handler
+
+        def find_handler(name: str) -> Callable[[Any, Any], Awaitable[Any]] | None:
+            # What the agent does itself it does in the journal's place.
+            return implemented(name) or own.get(name)
+
+        self._find_handler = find_handler
+        self._loads_itself = implemented("load_session") is not None
+        attach = RequestRoute(
+            decode_attach, self._attach, _as_it_is, self._accept_attach, self._withdraw_attach
+        )
+        self._extensions.requests["_raxol/session.load"] = attach
+        self._extensions.requests["_raxol/session.steer"] = RequestRoute(
+            lambda raw: decode(SteerParams, b"null" if raw is None else raw),
+            self._steer,
+            encode_checked,
+        )
+        self._extensions.notices["_raxol/session.detach"] = NoticeRoute(
+            lambda raw: decode(DetachParams, b"null" if raw is None else raw),
+            immediate=self._detached,
+        )
+
+    # -------------------------------------------------------------- what a session writes to
+
+    def session_opened(self, session: AgentSession) -> None:
+        """A session was made known on this connection."""
+        link = session.link = session.durable = DurableLink(session, self._durability)
+        self._durability.add(link)
+
+    def session_forgotten(self, session: AgentSession) -> None:
+        """It was closed, deleted, or could not be loaded."""
+        if session.durable is not None:
+            session.durable.close()
+
+    # -------------------------------------------------------------- Router
+
+    def input_ended(self) -> None:
+        for session in list(self._peer.sessions.values()):
+            if not self._goes_on(session):
+                session.fire(Event.INPUT_ENDED)
+
+    def connection_lost(self, error: ConnectionClosed) -> None:
+        for session in list(self._peer.sessions.values()):
+            if not self._goes_on(session):
+                session.fire(Event.LOST)
+            if session.durable is not None:
+                session.durable.close()
+
+    @staticmethod
+    def _goes_on(session: AgentSession) -> bool:
+        """Whether the session's open turn outlives its connection."""
+        link = session.durable
+        running = session.states.state is State.PROMPTING
+        return link is not None and link.outlives and running
+
+    def _served(self, method: str, route: RequestRoute) -> RequestRoute:
+        served = super()._served(method, self._behind_its_updates(method, route))
+        if method == "session/load":
+            return self._load_from_journal(served)
+        return served
+
+    def _behind_its_updates(self, method: str, route: RequestRoute) -> RequestRoute:
+        """An answer leaves behind what its handler has sent before; a prompt's has its own way."""
+        if method == "session/prompt":
+            return route
+        peer, invoke, control = self._peer, route.invoke, method in _CONTROL
+
+        async def answer(params: Any, context: AgentContext) -> Any:
+            session_id = context.session_id
+            if control:
+                self._check_control(session_id)
+            result = await invoke(params, context)
+            session = peer.sessions.get(session_id)
+            if session is not None and session.durable is not None:
+                await session.durable.settled()
+            return result
+
+        return RequestRoute(route.decode, answer, route.encode, route.accept, route.withdraw)
+
+    def _check_control(self, session_id: str) -> None:
+        """Refuse what an observer asks for. A session not known here is found missing elsewhere."""
+        session = self._peer.sessions.get(session_id)
+        link = None if session is None else session.durable
+        if link is None or link.role == "controller":
+            return
+        if link.role is None:
+            raise attach_denied()
+        raise InvalidRequest({"sessionId": session_id, "role": link.role}, "an observer looks on")
+
+    # -------------------------------------------------------------- handshake
+
+    def _initialize_route(self, route: RequestRoute) -> RequestRoute:
+        invoke = route.invoke
+
+        async def initialize(params: Any, context: Any) -> Any:
+            response = await invoke(params, context)
+            if not isinstance(response, v1.InitializeResponse):
+                return response
+            tree: dict[str, Any] = tree_of(response.agent_capabilities) or {}
+            tree["loadSession"] = True
+            sessions = tree.get("sessionCapabilities")
+            sessions = tree["sessionCapabilities"] = dict(sessions) if sessions else {}
+            for name in ("list", "resume", "delete"):
+                sessions.setdefault(name, {})
+            return msgspec.structs.replace(
+                response,
+                agent_capabilities=decode(v1_unstable.AgentCapabilities, encode_checked(tree)),
+                meta=_with_extension(response.meta, {"resumable": True}),
+            )
+
+        return super()._initialize_route(
+            RequestRoute(route.decode, initialize, route.encode, route.accept, route.withdraw)
+        )
+
+    # -------------------------------------------------------------- turns
+
+    def _new_route(self, route: RequestRoute) -> RequestRoute:
+        served = super()._new_route(route)
+        invoke = served.invoke
+
+        async def new_session(params: Any, context: AgentContext) -> Any:
+            before = set(self._peer.sessions)
+            body = await invoke(params, context)
+            for session_id in self._peer.sessions.keys() - before:
+                link = self._peer.sessions[session_id].durable
+                if link is not None:
+                    await link.open()
+            return body
+
+        return RequestRoute(served.decode, new_session, served.encode)
+
+    def _accept_prompt(self, params: v1_unstable.PromptRequest, context: AgentContext) -> Turn:
+        self._check_control(params.session_id)
+        return super()._accept_prompt(params, context)
+
+    async def _run_turn(self, turn: Turn, context: AgentContext) -> v1.PromptResponse:
+        link = turn.session.durable
+        if link is None:
+            return await super()._run_turn(turn, context)
+        if not link.outlives:
+            return await self._run_durable(link, turn, context)
+        # In a task of its own, which the end of the connection leaves alone.
+        task = self._durability.create_task(self._run_durable(link, turn, context))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not (self._peer.connection.closed and self._goes_on(turn.session)):
+                task.cancel()
+            raise
+
+    async def _run_durable(
+        self, link: DurableLink, turn: Turn, context: AgentContext
+    ) -> v1.PromptResponse:
+        try:
+            await link.begin_turn(turn)
+        except BaseException:
+            turn.session.fire(Event.ABORTED, turn)
+            raise
+        try:
+            response = await super()._run_turn(turn, context)
+        except asyncio.CancelledError:
+            if self._peer.connection.closed or link.outlives:
+                link.abandon_turn(turn)
+            else:
+                await link.end_turn(turn, failure=RequestCancelled())
+            raise
+        except Exception as error:
+            await link.end_turn(turn, failure=error)
+            raise
+        except BaseException:
+            link.abandon_turn(turn)
+            raise
+        await link.end_turn(turn, stop_reason=response.stop_reason)
+        return response
+
+    def _cancel_received(
+        self, params: v1_unstable.CancelNotification, context: AgentContext
+    ) -> None:
+        session = self._peer.sessions.get(params.session_id)
+        link = None if session is None else session.durable
+        if link is not None and link.role != "controller":
+            return
+        if session is not None and session.turn is None:
+            self._durability.cancel(params.session_id)
+        super()._cancel_received(params, context)
+
+    def _mode_route(self, route: RequestRoute) -> RequestRoute:
+        served = super()._mode_route(route)
+        invoke = served.invoke
+
+        async def set_mode(params: v1_unstable.SetSessionModeRequest, context: AgentContext) -> Any:
+            response = await invoke(params, context)
+            link = context.session().durable
+            if link is not None:
+                link.note(v1.CurrentModeUpdate(current_mode_id=params.mode_id))
+            return response
+
+        return RequestRoute(served.decode, set_mode, served.encode)
+
+    def _option_route(self, route: RequestRoute) -> RequestRoute:
+        served = super()._option_route(route)
+        invoke = served.invoke
+
+        async def set_option(params: Any, context: AgentContext) -> Any:
+            response = await invoke(params, context)
+            session = context.session()
+            if session.durable is not None and session.config_options is not None:
+                session.durable.note(v1.ConfigOptionUpdate(config_options=session.config_options))
+            return response
+
+        return RequestRoute(served.decode, set_option, served.encode)
+
+    # -------------------------------------------------------------- attaching
+
+    def _load_from_journal(self, plain: RequestRoute) -> RequestRoute:
+        """`session/load`: with a rider an attach; without, the agent's own handler or the journal's."""
+        own = self._loads_itself
+
+        def decode_load(raw: Any) -> Any:
+            try:
+                return plain.decode(raw)
+            except ValueError:
+                # The extension's own parameters need no list of servers.
+                params = decode_attach(raw)
+                if not read_rider(params.meta).present:
+                    raise
+                return params
+
+        def accept(params: Any, context: AgentContext) -> Any:
+            if own and not read_rider(_builtins(params.meta)).present:
+                assert plain.accept is not None
+                accepted = plain.accept(params, context)
+                accepted[1].durable.replaying = True
+                return accepted
+            return self._accept_attach(params, context)
+
+        def withdraw(accepted: Any) -> None:
+            if isinstance(accepted, _Attach):
+                self._withdraw_attach(accepted)
+            elif plain.withdraw is not None:
+                accepted[1].durable.replaying = False
+                plain.withdraw(accepted)
+
+        async def load(accepted: Any, context: AgentContext) -> Any:
+            if isinstance(accepted, _Attach):
+                return await self._attach(accepted, context)
+            link = accepted[1].durable
+            try:
+                return await plain.invoke(accepted, context)
+            finally:
+                link.replaying = False
+                if not self._peer.connection.closed and accepted[1].states.state is not State.GONE:
+                    await link.open()
+
+        return RequestRoute(decode_load, load, _as_it_is, accept, withdraw)
+
+    def _accept_attach(self, params: Any, context: AgentContext) -> _Attach:
+        """In the reader: what follows in the stream finds the session being loaded."""
+        peer = self._peer
+        rider = read_rider(_builtins(params.meta))
+        if not rider.present and context.method == "session/load":
+            self._check_setup(params)
+        known = peer.sessions.get(params.session_id)
+        session = known or peer.open_session(params.session_id, params.cwd, ())
+        # With a rider a connection may attach to what it prompts itself, at any time.
+        loading = known is None or (not rider.present and context.method == "session/load")
+        if loading:
+            session.fire(Event.LOAD)
+        return _Attach(params, rider, session, known=known is not None, loading=loading)
+
+    def _withdraw_attach(self, accepted: _Attach) -> None:
+        if not accepted.known:
+            self._peer.forget_session(accepted.session)
+        if accepted.loading:
+            accepted.session.fire(Event.LOADED)
+
+    async def _attach(self, accepted: _Attach, context: AgentContext) -> Any:
+        """Attach a connection to a session: history, the answer, and then what happens."""
+        session, rider, params = accepted.session, accepted.rider, accepted.params
+        standard = not rider.present and context.method == "session/load"
+        try:
+            grant = await self._admitted(session.session_id, rider)
+            info = await self._durability.journal.info(session.session_id)
+            if standard:
+                self._check_known(session.session_id, params, info)
+            restored = await self._restore(session, info)
+            more = params.additional_directories if standard else UNSET
+            if standard and not isinstance(more, UnsetType):
+                session.additional_directories = tuple(more or ())
+            await self._subscribe(accepted, context, grant, restored, standard=standard)
+        except BaseException:
+            session.cwd, session.additional_directories = accepted.cwd, accepted.more
+            self._withdraw_attach(accepted)
+            raise
+        return b"{}"  # not sent: the answer stands in front of what is live
+
+    async def _admitted(self, session_id: str, rider: Rider) -> tuple[Grant, AttachContext]:
+        """Go through the funnel; raises the one refusal."""
+        peer = self._peer
+        context = self._durability.context(
+            session_id, peer.transport, capability=rider.capability, from_offset=rider.from_offset
+        )
+        verdict = await self._durability.admit(context)
+        facts: dict[str, Any] = {"session": session_id, "surface": str(context.surface)}
+        if isinstance(verdict, Denied):
+            peer.connection.emit("attach.denied", **facts, reason=verdict.reason)
+            raise attach_denied()
+        peer.connection.emit("attach.granted", **facts, via=str(verdict.via))
+        return verdict, context
+
+    def _check_known(self, session_id: str, params: Any, info: SessionInfo | None) -> None:
+        """Raise for a session that is not there (R1-55), or is elsewhere (R1-57)."""
+        if info is None:
+            raise ResourceNotFound({"sessionId": session_id}, "Session not found")
+        cwd = info.meta.get("cwd")
+        if isinstance(cwd, str) and _trimmed(cwd) != _trimmed(params.cwd):
+            raise InvalidParams({"reason": "cwd_mismatch", "sessionId": session_id, "cwd": cwd})
+
+    async def _restore(
+        self, session: AgentSession, info: SessionInfo | None
+    ) -> tuple[v1.SessionModeState | None, list[Any] | None]:
+        """What the journal says of a session's folder, mode and options."""
+        if info is not None:
+            cwd = info.meta.get("cwd")
+            if isinstance(cwd, str):
+                session.cwd = cwd
+            session.additional_directories = tuple(_directories(info))
+        modes, options = self._agent.initial_modes(), self._agent.initial_config_options() or None
+        if info is None:
+            return modes, options
+        log_ = await self._durability.journal.open(session.session_id)
+        try:
+            last = await log_.latest(("current_mode_update", "config_option_update"))
+        finally:
+            await log_.aclose()
+        mode = last.get("current_mode_update")
+        if modes is not None and mode is not None:
+            mode_id = mode.data.get("currentModeId")
+            if any(known.id == mode_id for known in modes.available_modes):
+                modes.current_mode_id = str(mode_id)
+        option = last.get("config_option_update")
+        if options is not None and option is not None:
+            try:
+                options = decode(v1_unstable.ConfigOptionUpdate, option.payload).config_options
+            except msgspec.DecodeError:
+                log.warning("the options of session %r in its journal are none", session.session_id)
+        return modes, options
+
+    async def _source(
+        self, session: AgentSession, log_: Any, rider: Rider
+    ) -> Writer | Follower | None:
+        """Whom to subscribe to: our own writer, what another process appends, or nobody."""
+        link, writers = session.durable, self._durability.writers
+        assert link is not None
+        if rider.history == "none":
+            return None
+        if writers.get(session.session_id) is None and not await log_.high_watermark():
+            return None
+        try:
+            writer = await link.open()
+            if writer is not None:
+                await writer.ready()
+        except JournalInUse:
+            from antiphon.journal import Follower
+
+            return Follower(self._durability.journal, session.session_id)
+        except JournalError:
+            return None  # a journal that can only be read
+        return writer
+
+    async def _subscribe(
+        self,
+        accepted: _Attach,
+        context: AgentContext,
+        granted: tuple[Grant, AttachContext],
+        restored: tuple[v1.SessionModeState | None, list[Any] | None],
+        *,
+        standard: bool,
+    ) -> None:
+        session, rider = accepted.session, accepted.rider
+        link, durability = session.durable, self._durability
+        call = context.call
+        assert link is not None
+        assert call is not None
+        grant, _ = granted
+        log_ = await durability.journal.open(session.session_id)
+        source = None
+        try:
+            source = await self._source(session, log_, rider)
+            subscriber = self._subscriber(
+                link,
+                log_,
+                source,
+                rider,
+                grant,
+                standard=standard,
+                reply=lambda mark: self._answer(
+                    accepted, call, mark, restored, granted, standard=standard
+                ),
+            )
+            if rider.history != "none":
+                link.detach()
+                link.attached = subscriber
+            try:
+                await subscriber.attach()
+            except BaseException:
+                if link.attached is subscriber:
+                    link.attached = None
+                raise
+        except BaseException:
+            await log_.aclose()
+            raise
+
+    def _subscriber(
+        self,
+        link: DurableLink,
+        log_: Any,
+        source: Writer | Follower | None,
+        rider: Rider,
+        grant: Grant,
+        *,
+        standard: bool,
+        reply: Callable[[int], None],
+    ) -> Subscriber:
+        connection = self._peer.connection
+        replay = [True]
+
+        def answer(mark: int) -> None:
+            replay[0] = False
+            reply(mark)
+
+        def project(record: Record) -> bytes | None:
+            return self._shown(record, replayed=replay[0])
+
+        def ended(subscriber: Subscriber, reason: str) -> None:
+            if link.attached is subscriber:
+                link.attached = None
+            if reason == "revoked":
+                link.role = None
+            if not connection.closed:
+                connection.create_task(log_.aclose())
+
+        return Subscriber(
+            log_,
+            source,
+            rider,
+            aware=not standard,
+            send=connection.send,
+            writable=lambda: not connection.writing_paused,
+            drain=connection.drain,
+            reply=answer,
+            project=project if standard else None,
+            skip=link.is_own_prompt if standard else None,
+            bare=link.bare_frame,
+            expires_at=grant.expires_at,
+            clock=self._durability.clock,
+            on_end=ended,
+        )
+
+    def _answer(
+        self,
+        accepted: _Attach,
+        call: InboundCall,
+        mark: int,
+        restored: tuple[v1.SessionModeState | None, list[Any] | None],
+        granted: tuple[Grant, AttachContext],
+        *,
+        standard: bool,
+    ) -> None:
+        """Answer the load, in front of everything live."""
+        session, (modes, options) = accepted.session, restored
+        link = session.durable
+        if link is not None:
+            link.role = self._durability.role_of(*granted)
+            link.attached_in_turn()
+        rider = {"raxol.io": {"highWatermark": mark}}
+        if options is not None:
+            options = self._peer.allowed_options(options)
+        if not accepted.known or standard:
+            session.modes = None if modes is None else msgspec.structs.replace(modes)
+            session.config_options = options
+        if accepted.loading:
+            session.fire(Event.LOADED)
+        response: Any = {"_meta": rider}
+        if standard:
+            response = v1_unstable.LoadSessionResponse(
+                modes=UNSET if modes is None else modes,
+                config_options=UNSET if options is None else options,
+                meta=rider,
+            )
+        self._peer.connection.answer(call, encode_checked(response), stop=False)
+
+    def _shown(self, record: Record, *, replayed: bool) -> bytes | None:
+        """An update as a client without the extension may see it (R1-35..R1-39, R1-53)."""
+        tag = record.tag
+        if replayed and tag == "notice":
+            return None
+        gate = gate_of_update(tag)
+        if gate is not None and not allowed_by(self._peer.tree, gate):
+            return None
+        if tag == "config_option_update":
+            try:
+                update = decode(v1_unstable.ConfigOptionUpdate, record.payload)
+            except msgspec.DecodeError:
+                return record.payload
+            allowed = self._peer.allowed_options(update.config_options)
+            if len(allowed) != len(update.config_options):
+                return encode_checked(msgspec.structs.replace(update, config_options=allowed))
+        return record.payload
+
+    def _detached(self, params: DetachParams, _: AgentContext) -> None:
+        session = self._peer.sessions.get(params.session_id)
+        if session is not None and session.durable is not None:
+            session.durable.detach()
+
+    # -------------------------------------------------------------- from the journal
+
+    async def _never(self, params: Any, context: Any) -> Any:
+        """Stands for `load_session`, which `_load_from_journal` serves before it comes to that."""
+        raise AssertionError(params, context)
+
+    async def _resume(self, params: Any, context: AgentContext) -> v1.ResumeSessionResponse:
+        """`session/resume`: open again, without a replay (R1-54); what happens from now on is seen."""
+        session = context.session()
+        link = session.durable
+        assert link is not None
+        granted = await self._admitted(session.session_id, Rider())
+        info = await self._durability.journal.info(session.session_id)
+        self._check_known(session.session_id, params, info)
+        modes, options = await self._restore(session, info)
+        rider = Rider(history="tip")
+        log_ = await self._durability.journal.open(session.session_id)
+        try:
+            source = await self._source(session, log_, rider)
+            subscriber = self._subscriber(
+                link, log_, source, rider, granted[0], standard=True, reply=lambda _: None
+            )
+            link.detach()
+            link.attached = subscriber
+            await subscriber.attach()
+        except BaseException:
+            link.attached = None
+            await log_.aclose()
+            raise
+        link.role = self._durability.role_of(*granted)
+        return v1_unstable.ResumeSessionResponse(
+            modes=UNSET if modes is None else modes,
+            config_options=UNSET if options is None else options,
+        )
+
+    async def _list(
+        self, params: v1_unstable.ListSessionsRequest, context: AgentContext
+    ) -> v1.ListSessionsResponse:
+        """`session/list`, the sessions that changed last first; a page at a time."""
+        await self._admitted("", Rider())
+        sessions = await self._durability.journal.sessions()
+        if isinstance(params.cwd, str):
+            cwd = _trimmed(params.cwd)
+            sessions = [each for each in sessions if _trimmed(str(each.meta.get("cwd"))) == cwd]
+        after = _position(params.cursor)
+        if after is not None:
+            sessions = [each for each in sessions if _place(each) > after]
+        page = sessions[:_LISTED]
+        more = len(sessions) > _LISTED
+        return v1.ListSessionsResponse(
+            sessions=[_shown_info(each) for each in page],
+            next_cursor=_cursor(page[-1]) if more else UNSET,
+        )
+
+    async def _delete(self, params: Any, context: AgentContext) -> v1.DeleteSessionResponse:
+        """`session/delete`: the whole session, here and in the journal."""
+        session_id = params.session_id
+        granted = await self._admitted(session_id, Rider())
+        if self._durability.role_of(*granted) != "controller":
+            raise InvalidRequest(
+                {"sessionId": session_id, "role": "observer"}, "an observer looks on"
+            )
+        if self._durability.open_turn(session_id) is not None:
+            raise InvalidRequest({"sessionId": session_id}, "prompt already in flight")
+        try:
+            deleted = await self._durability.writers.delete(session_id)
+        except JournalInUse:
+            reason = {"sessionId": session_id, "reason": "session_in_use"}
+            raise InvalidRequest(reason, "the session is in use by another process") from None
+        if not deleted and session_id not in self._peer.sessions:
+            raise ResourceNotFound({"sessionId": session_id}, "Session not found")
+        for link in self._durability.links(session_id):
+            if link.session.peer is not self._peer:
+                link.session.peer.forget_session(link.session)
+        return v1.DeleteSessionResponse()
+
+    # -------------------------------------------------------------- steering
+
+    async def _steer(self, params: SteerParams, context: AgentContext) -> Any:
+        self._peer.session_of(params.session_id)
+        self._check_control(params.session_id)
+        take = self._agent.steer if self._agent.steers else None
+        return await self._durability.steer(params.session_id, params, take)
+
+
+def decode_attach(raw: Any) -> AttachParams:
+    """The parameters of an attach. Raises `msgspec.DecodeError`."""
+    return decode(AttachParams, b"null" if raw is None else raw)
+
+
+def _as_it_is(body: bytes) -> bytes:
+    return body
+
+
+def _builtins(meta: Any) -> Any:
+    return None if isinstance(meta, UnsetType) else meta
+
+
+def _with_extension(meta: Any, facts: dict[str, Any]) -> dict[str, Any]:
+    """A `_meta` with what is said of the extension; what an author says there as well stays."""
+    merged: dict[str, Any] = dict(cast("Mapping[str, Any]", meta)) if meta else {}
+    said: Any = merged.get("raxol.io")
+    merged["raxol.io"] = {**facts, **said} if isinstance(said, Mapping) else facts
+    return merged
+
+
+def _directories(info: SessionInfo) -> list[str]:
+    more: Any = info.meta.get("additionalDirectories")
+    paths = cast("list[Any]", more) if isinstance(more, list) else []
+    return [path for path in paths if isinstance(path, str)]
+
+
+def _trimmed(path: str) -> str:
+    return path.rstrip("/") or "/"
+
+
+def _place(info: SessionInfo) -> tuple[int, str]:
+    """Where a session stands in the list."""
+    return -info.updated, info.session_id
+
+
+def _cursor(info: SessionInfo) -> str:
+    return base64.urlsafe_b64encode(encode_checked([info.updated, info.session_id])).decode()
+
+
+def _position(cursor: Any) -> tuple[int, str] | None:
+    if not isinstance(cursor, str):
+        return None
+    try:
+        updated, session_id = decode(tuple[int, str], base64.urlsafe_b64decode(cursor))
+    except (ValueError, binascii.Error):
+        raise InvalidParams({"reason": "unknown cursor"}) from None
+    return -updated, session_id
+
+
+def _shown_info(info: SessionInfo) -> v1.SessionInfo:
+    updated = dt.datetime.fromtimestamp(info.updated / 1000, dt.UTC)
+    cwd = info.meta.get("cwd")
+    return v1.SessionInfo(
+        session_id=info.session_id,
+        cwd=cwd if isinstance(cwd, str) else "/",
+        additional_directories=_directories(info) or UNSET,
+        title=UNSET if info.title is None else info.title,
+        updated_at=updated.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    )
