@@ -29,7 +29,6 @@ class Link:
         #: How many more frames it takes, None for any number.
         self.room = room
         self.lost = False
-        self.drains = 0
         self._changed = asyncio.Event()
 
     def send(self, frame: bytes) -> None:
@@ -49,7 +48,6 @@ class Link:
         return not self.lost and (self.room is None or self.room > 0)
 
     async def drain(self) -> None:
-        self.drains += 1
         while not self.writable():
             if self.lost:
                 raise ConnectionClosed("the client has gone")

@@ -269,6 +269,11 @@ class Subscriber:
                     await self._drain()
                 if self._inbox:
                     self._next()
+        except asyncio.CancelledError:
+            if self.over is None:  # somebody ends all tasks there are
+                self._stop("link_lost")
+                self._report()
+            raise
         except Exception as error:  # noqa: BLE001  (nobody awaits it)
             self._fail(error)
         self._pump = None
