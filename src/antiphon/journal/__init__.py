@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         taint_of_update,
     )
     from antiphon.journal._rider import Rider, read_rider
+    from antiphon.journal._sqlite import Loss, SqliteJournal
     from antiphon.journal._store import Journal, SessionInfo, SessionLog
     from antiphon.journal._subscriber import Subscriber
     from antiphon.journal._tails import Tail
@@ -70,12 +71,14 @@ __all__ = [
     "Keyring",
     "KeyringError",
     "LocalNode",
+    "Loss",
     "MemoryJournal",
     "Policy",
     "Record",
     "Rider",
     "SessionInfo",
     "SessionLog",
+    "SqliteJournal",
     "Subscriber",
     "Tail",
     "Token",
@@ -106,11 +109,13 @@ _HOMES = {
     "Keyring": "_keyring",
     "KeyringError": "_keyring",
     "LocalNode": "_policy",
+    "Loss": "_sqlite",
     "MemoryJournal": "_memory",
     "Policy": "_attach",
     "Rider": "_rider",
     "SessionInfo": "_store",
     "SessionLog": "_store",
+    "SqliteJournal": "_sqlite",
     "Subscriber": "_subscriber",
     "Tail": "_tails",
     "Token": "_token",

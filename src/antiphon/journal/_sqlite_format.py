@@ -1,0 +1,293 @@
+"""How a run of records is one row: text for people and other languages, a checksum for each record.
+
+Responsible for the bytes of a row and for what is derived from records (`Index`). Leaves tables and
+files to `_sqlite_schema`, transactions to `_sqlite_thread`.
+
+A row of `records` holds a run of consecutive records of one session: `key` is the session's number
+times 2**40 plus the first offset, `body` one JSON text a line, `checks` the CRC-32 of each line, as
+little-endian 32-bit numbers. A line is
+
+    {"offset":9,"kind":"session_update","taint":"agent","ts":1784290000123,"payload":{…}}
+
+with the payload always last. A later version may put further members before it; what reads a line
+passes over those, and nothing here ever rewrites one (decision note 0022).
+"""
+
+from __future__ import annotations
+
+import json
+from struct import pack, unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from antiphon._errors import JournalError
+from antiphon.journal._record import SESSION_CREATED, SESSION_UPDATE, Record
+from antiphon.journal._store import title_after
+from antiphon.schema import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from antiphon.journal._record import Entry
+
+__all__ = [
+    "LAST_OFFSET",
+    "STATE_TAGS",
+    "Broken",
+    "Index",
+    "Row",
+    "base",
+    "pack_runs",
+    "unpack_run",
+]
+
+#: Offsets have 40 bits of a key, session numbers the 23 above them.
+_SHIFT = 40
+LAST_OFFSET = (1 << _SHIFT) - 1
+LAST_SESSION = (1 << 23) - 1
+
+#: A run is no longer than this, so that one damaged row, or reading one record, is a bounded matter.
+#: A single record that is larger is a run of its own.
+RUN_RECORDS = 256
+RUN_BYTES = 256 * 1024
+#: SQLite's own bound for one value is 1,000,000,000 bytes unless it was built with another.
+RECORD_BYTES = 900_000_000
+
+#: The tags whose newest record can be found without looking through a session.
+STATE_TAGS = frozenset(
+    (
+        "session_created",
+        "turn_started",
+        "turn_completed",
+        "current_mode_update",
+        "config_option_update",
+        "session_info_update",
+        "available_commands_update",
+        "usage_update",
+    )
+)
+_TITLED = "session_info_update"
+
+
+class Row(NamedTuple):
+    """One row of `records`."""
+
+    key: int
+    checks: bytes
+    body: bytes
+
+
+class Broken(NamedTuple):
+    """A record that is not what was written, and why that is known."""
+
+    offset: int
+    reason: str
+
+
+class Index(msgspec.Struct, frozen=True):
+    """What is derived from a session's records, so that nobody has to look through them.
+
+    Attributes:
+        records: the last offset.
+        created: the time of the first record.
+        updated: the time of the last.
+        meta: the payload of the first `session_created`, as text.
+        title: as last told.
+        latest: the newest offset of each of `STATE_TAGS` that has one.
+    """
+
+    records: int = 0
+    created: int = 0
+    updated: int = 0
+    meta: str | None = None
+    title: str | None = None
+    latest: dict[str, int] = {}
+
+
+class _Tagged(msgspec.Struct, rename="camel", gc=False):
+    session_update: str = ""
+
+
+class _Head(msgspec.Struct, gc=False):
+    offset: int
+    kind: str
+    taint: str
+    ts: int
+
+
+_decode_tagged = msgspec.json.Decoder(_Tagged).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
+_PAYLOAD = b',"payload":'
+
+#: What comes between the offset and the time: there are few pairs of kind and taint.
+_middles: dict[tuple[str, str], tuple[bytes, str, str]] = {}
+_MIDDLES = 256
+
+
+def base(number: int) -> int:
+    """The key before all keys of a session."""
+    return number << _SHIFT
+
+
+def _middle(kind: str, taint: str) -> tuple[bytes, str, str]:
+    if len(_middles) >= _MIDDLES:  # both are open sets, and a peer may name the kind
+        _middles.clear()
+    kind_text, taint_text = encode(kind), encode(taint)
+    # Decoded again, so that a record is the same when it is appended and when it is read: text that
+    # cannot be written is mended on the way.
+    found = (
+        b'"kind":%b,"taint":%b,"ts":' % (kind_text, taint_text),
+        msgspec.json.decode(kind_text, type=str),
+        msgspec.json.decode(taint_text, type=str),
+    )
+    _middles[kind, taint] = found
+    return found
+
+
+def _tag_of(payload: bytes) -> str:
+    """The tag of a payload; raises `JournalError` for what is no JSON object.
+
+    A row is for ever, so what could not be read again is refused here.
+    """
+    if len(payload) > RECORD_BYTES:
+        raise JournalError(f"a record of {len(payload)} bytes is more than the store can hold")
+    try:
+        if not payload.isascii():
+            payload.decode()
+        return _decode_tagged(payload).session_update
+    except UnicodeDecodeError as error:
+        raise JournalError(f"a payload is not UTF-8: {error}") from None
+    except RecursionError:
+        return ""  # deeper than we can look; it is kept as it is
+    except msgspec.DecodeError:
+        return _odd_tag(payload)
+
+
+def _odd_tag(payload: bytes) -> str:
+    """For what the strict decoder refuses: a tag that is no text, escapes of half a character."""
+    try:
+        value: Any = json.loads(payload)
+    except RecursionError:
+        return ""
+    except ValueError as error:
+        raise JournalError(f"a payload is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise JournalError(f"a payload is a JSON {type(value).__name__}, not an object")
+    tag: Any = value.get("sessionUpdate")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return tag if isinstance(tag, str) else ""
+
+
+def pack_runs(
+    session_id: str, number: int, index: Index, entries: Sequence[Entry], ts: int
+) -> tuple[list[Row], list[Record], Index]:
+    """The rows and the records of entries that follow `index`, and the index after them.
+
+    Raises:
+        JournalError: a payload is not a JSON object, or too large.
+    """
+    offset = index.records
+    start = base(number)
+    if offset + len(entries) > LAST_OFFSET:
+        raise JournalError("a session has as many records as the store can number")
+    rows: list[Row] = []
+    records: list[Record] = []
+    lines: list[bytes] = []
+    sums: list[int] = []
+    size = 0
+    latest: dict[str, int] | None = None
+    meta, title = index.meta, index.title
+    stamp = b"%d" % ts
+    for entry in entries:
+        payload = entry.payload
+        kind = entry.kind
+        tag = _tag_of(payload)
+        if kind != SESSION_UPDATE:
+            tag = kind
+        if b"\n" in payload or b"\r" in payload:
+            # Outside of strings, where JSON allows no raw line end, one is only space.
+            payload = payload.replace(b"\n", b" ").replace(b"\r", b" ")
+        offset += 1
+        middle, kind, taint = _middles.get((kind, entry.taint)) or _middle(kind, entry.taint)
+        line = b'{"offset":%d,%b%b,"payload":%b}' % (offset, middle, stamp, payload)
+        if lines and (len(lines) == RUN_RECORDS or size + len(line) > RUN_BYTES):
+            rows.append(_row(start + offset - len(lines), lines, sums))
+            lines, sums, size = [], [], 0
+        lines.append(line)
+        sums.append(crc32(line))
+        size += len(line)
+        records.append(Record(offset, session_id, kind, payload, taint, ts))
+        if tag in STATE_TAGS:
+            if latest is None:
+                latest = dict(index.latest)
+            latest[tag] = offset
+            if tag == SESSION_CREATED and meta is None:
+                meta = payload.decode()
+            elif tag == _TITLED:
+                title = title_after(title, payload)
+    rows.append(_row(start + offset + 1 - len(lines), lines, sums))
+    return (
+        rows,
+        records,
+        Index(
+            offset,
+            index.created if index.records else ts,
+            ts,
+            meta,
+            title,
+            index.latest if latest is None else latest,
+        ),
+    )
+
+
+def _row(key: int, lines: list[bytes], sums: list[int]) -> Row:
+    return Row(key, pack(f"<{len(sums)}I", *sums), b"\n".join(lines))
+
+
+def unpack_run(
+    session_id: str, first: int, checks: bytes, body: bytes
+) -> Iterator[Record | Broken]:
+    """Each record of a row, or what is wrong with it."""
+    lines = body.split(b"\n")
+    if len(checks) != 4 * len(lines):
+        # Lines are found by their line ends, so a changed byte can make two of one. The checksums
+        # then say how many there were; each line that fits is where it should be, or not at all.
+        yield from _unpack_odd(session_id, first, checks, lines)
+        return
+    offset = first
+    for line, check in zip(lines, unpack(f"<{len(lines)}I", checks), strict=True):
+        yield _unpack_line(session_id, offset, line, check)
+        offset += 1
+
+
+def _unpack_line(session_id: str, offset: int, line: bytes, check: int) -> Record | Broken:
+    if crc32(line) != check:
+        return Broken(offset, "the checksum does not fit")
+    at = line.find(_PAYLOAD)
+    try:
+        head = _decode_head(line[:at] + b"}")
+    except msgspec.DecodeError as error:
+        return Broken(offset, f"is not written as a record is: {error}")
+    if head.offset != offset:
+        return Broken(offset, f"is record {head.offset} in the wrong place")
+    return Record(offset, session_id, head.kind, line[at + len(_PAYLOAD) : -1], head.taint, head.ts)
+
+
+def _unpack_odd(
+    session_id: str, first: int, checks: bytes, lines: list[bytes]
+) -> Iterator[Record | Broken]:
+    count = len(checks) // 4
+    sums = unpack(f"<{count}I", checks[: 4 * count])
+    found: dict[int, Record] = {}
+    for line in lines:
+        try:
+            offset = _decode_head(line[: line.find(_PAYLOAD)] + b"}").offset
+        except msgspec.DecodeError:
+            continue
+        if first <= offset < first + count:
+            record = _unpack_line(session_id, offset, line, sums[offset - first])
+            if isinstance(record, Record):
+                found[offset] = record
+    for offset in range(first, first + max(count, 1)):
+        yield found.get(offset) or Broken(offset, "its line cannot be found")

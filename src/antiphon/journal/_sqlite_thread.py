@@ -1,0 +1,758 @@
+"""The threads of a shard: one that writes, many appends a transaction, and one that reads.
+
+Responsible for group commit, for the fence at each append, for transactions that are all or nothing,
+and for telling the loop. Leaves bytes to `_sqlite_format`, files to `_sqlite_schema`, and what a
+journal offers to `_sqlite`.
+
+The loop hands over work and never waits for SQLite; it is told by one call per commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from antiphon._errors import JournalDamaged, JournalError, JournalInUse
+from antiphon.journal._sqlite_format import (
+    LAST_OFFSET,
+    LAST_SESSION,
+    Index,
+    base,
+    pack_runs,
+)
+from antiphon.journal._sqlite_owners import Owner, is_alive, owner_text, tidy
+from antiphon.journal._sqlite_schema import (
+    OWNERS,
+    VERSION,
+    Loss,
+    Mark,
+    connect,
+    explain,
+    make_shard,
+    now,
+    refuse_missing,
+    shard_name,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from antiphon.journal._record import Entry
+    from antiphon.journal._sqlite_format import Row
+    from antiphon.journal._sqlite_schema import Durability, Mode
+
+    #: A future and how it ends.
+    Outcome = tuple[asyncio.Future[Any], Any, BaseException | None]
+
+__all__ = ["Claim", "Place", "Reader", "Writer", "id_bytes", "id_text", "watermark"]
+
+log = logging.getLogger("antiphon.journal")
+
+#: A commit does not wait for more when this much waits for it.
+FULL_RECORDS = 512
+FULL_BYTES = 1024 * 1024
+#: Seconds that a commit waits for other processes that write to the same shard.
+BUSY = 10.0
+#: The log is folded into the database when it is longer than this many bytes.
+LOG_BYTES = 16 << 20
+#: Seconds between looks for what other processes appended, while somebody follows.
+LOOK = 0.02
+
+
+def id_bytes(session_id: str) -> bytes:
+    """How a session's id is stored: UTF-8, and half characters as they are."""
+    return session_id.encode("utf-8", "surrogatepass")
+
+
+def id_text(stored: bytes) -> str:
+    """The id that was stored."""
+    return stored.decode("utf-8", "surrogatepass")
+
+
+class Place(NamedTuple):
+    """Which database this is about."""
+
+    directory: Path
+    shard: int
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return shard_name(self.shard)
+
+
+class Claim:
+    """That one log may append to a session; known to the writer's thread alone."""
+
+    __slots__ = ("generation", "index", "lost", "number", "session_id")
+
+    def __init__(self, session_id: str, number: int, generation: int, index: Index) -> None:
+        self.session_id = session_id
+        self.number = number
+        self.generation = generation
+        self.index = index
+        self.lost: str | None = None  # who has it now
+
+
+class _Append(NamedTuple):
+    claim: Claim
+    entries: Sequence[Entry]
+    future: asyncio.Future[Any]
+
+
+class _Call(NamedTuple):
+    run: Callable[[Session], Any]
+    future: asyncio.Future[Any]
+
+
+class Session:
+    """One transaction of a writer, and what is to be done once it is committed."""
+
+    __slots__ = ("after", "execute", "writer")
+
+    def __init__(self, database: sqlite3.Connection, writer: Writer) -> None:
+        self.execute = database.execute
+        self.writer = writer
+        self.after: list[Callable[[], None]] = []
+
+
+class _Thread:
+    """A thread of a shard. It is a daemon: a journal that nobody closed keeps no process alive."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ended = loop.create_future()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def _start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._tell([(self._ended, None, None)])
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    def _tell(self, outcomes: list[Outcome]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(_settle, outcomes)
+
+    async def ended(self) -> None:
+        """Wait until the thread is gone."""
+        import asyncio
+
+        await asyncio.shield(self._ended)
+        self._thread.join()  # it has nothing left to do
+
+
+def _settle(outcomes: Iterable[Outcome]) -> None:
+    for future, value, error in outcomes:
+        if future.done():  # its caller was cancelled
+            continue
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+
+class Writer(_Thread):
+    """The one writer of a shard in this journal; starts with its first work."""
+
+    def __init__(
+        self,
+        place: Place,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        durability: Durability,
+        gather: float,
+        owner: Callable[[], Owner],
+        lost: Callable[[Loss], None],
+    ) -> None:
+        super().__init__(f"antiphon-journal-write-{place.shard}", loop)
+        self.place = place
+        self._durability: Durability = durability
+        self._gather = gather
+        self._owner = owner
+        self._lost = lost
+        self._wake = threading.Condition(threading.Lock())
+        self._jobs: deque[_Append | _Call] = deque()
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._urgent = False
+        self._closing = False
+        self._database: sqlite3.Connection | None = None
+        self._mark: Mark | None = None
+        #: What is claimed by this journal, so that a second log in it is told apart from the first.
+        self.held: dict[int, Claim] = {}
+        self._start()
+
+    # On the loop.
+
+    def append(
+        self, claim: Claim, entries: Sequence[Entry], *, flush: bool
+    ) -> asyncio.Future[list[Any]]:
+        """Hand over what one log appends."""
+        future = self._loop.create_future()
+        size = sum(len(entry.payload) for entry in entries)
+        self._put(_Append(claim, entries, future), len(entries), size, urgent=flush)
+        return future
+
+    def call(self, run: Callable[[Session], Any]) -> asyncio.Future[Any]:
+        """Have something done within a transaction.
+
+        It raises before it has changed anything, or what it raises ends the whole transaction.
+        """
+        future = self._loop.create_future()
+        self._put(_Call(run, future), 1, 0, urgent=True)
+        return future
+
+    def _put(self, job: _Append | _Call, count: int, size: int, *, urgent: bool) -> None:
+        with self._wake:
+            idle = not self._jobs
+            self._jobs.append(job)
+            self._waiting += count
+            self._waiting_bytes += size
+            full = self._waiting >= FULL_RECORDS or self._waiting_bytes >= FULL_BYTES
+            hurry = (urgent or full) and not self._urgent
+            if hurry:
+                self._urgent = True
+            if idle or hurry:
+                self._wake.notify()
+
+    def hurry(self) -> None:
+        """Have what waits committed at once."""
+        with self._wake:
+            if self._jobs and not self._urgent:
+                self._urgent = True
+                self._wake.notify()
+
+    def close(self) -> None:
+        """Have it finish what was handed over, and end."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+
+    # In the thread.
+
+    def _work(self) -> None:
+        started = -self._gather
+        try:
+            while True:
+                with self._wake:
+                    while not self._jobs and not self._closing:
+                        self._wake.wait()
+                    if not self._jobs:
+                        return
+                    while not self._urgent and not self._closing:
+                        left = started + self._gather - time.monotonic()
+                        if left <= 0:
+                            break
+                        self._wake.wait(left)
+                    jobs, self._jobs = self._jobs, deque()
+                    self._waiting = self._waiting_bytes = 0
+                    self._urgent = False
+                started = time.monotonic()
+                self._do(list(jobs))
+                del jobs
+                self._fold()
+        finally:
+            self._disconnect()
+
+    def _do(self, jobs: list[_Append | _Call]) -> None:
+        try:
+            outcomes = self._transact(jobs)
+        except JournalDamaged as error:
+            if len(jobs) > 1:
+                # What is damaged may be one session's: the others go on.
+                for job in jobs:
+                    self._do([job])
+                return
+            outcomes = _all_failed(jobs, error)
+        except JournalError as error:
+            outcomes = _all_failed(jobs, error)
+        except Exception as error:
+            log.exception("%s: the transaction failed", self.place.name)
+            failure = JournalError(f"{self.place.name}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            outcomes = _all_failed(jobs, failure)
+        self._tell(outcomes)
+
+    def _transact(self, jobs: list[_Append | _Call]) -> list[Outcome]:
+        """Do all in one transaction. What is wrong with one job is that job's; all else is raised."""
+        try:
+            database = self._database or self._connect()
+            self._begin(database)
+            session = Session(database, self)
+            try:
+                commits = self._check(database)
+                outcomes = self._carry_out(session, jobs)
+                database.execute("UPDATE meta SET value=? WHERE key='commits'", (commits + 1,))
+                database.execute("COMMIT")
+            except BaseException:
+                self._roll_back(database)
+                raise
+        except sqlite3.Error as error:
+            raise explain(error, self.place.name) from error
+        for after in session.after:
+            after()
+        if self._mark is not None:
+            self._mark.write(commits + 1)
+        return outcomes
+
+    def _connect(self) -> sqlite3.Connection:
+        place = self.place
+        make_shard(place.directory, place.shard)
+        mark = Mark(place.directory, place.shard, write=True)
+        acknowledged = mark.read()  # before the database is looked at, which others may write to
+        try:
+            database = connect(place.directory, place.shard, "write", self._durability)
+        except BaseException:
+            mark.close()
+            raise
+        self._mark = mark
+        self._database = database
+        self._note_loss(database, acknowledged)
+        tidy(place.directory / OWNERS)
+        self._collect(database)
+        return database
+
+    def _note_loss(self, database: sqlite3.Connection, acknowledged: int) -> None:
+        (commits,) = database.execute("SELECT value FROM meta WHERE key='commits'").fetchone()
+        if commits >= acknowledged:
+            return
+        self._begin(database)
+        try:
+            (commits,) = database.execute("SELECT value FROM meta WHERE key='commits'").fetchone()
+            if commits < acknowledged:
+                database.execute(
+                    "INSERT INTO losses VALUES(?, ?, ?)", (now(), acknowledged, commits)
+                )
+                database.execute("UPDATE meta SET value=? WHERE key='commits'", (acknowledged,))
+            database.execute("COMMIT")
+        except BaseException:
+            self._roll_back(database)
+            raise
+        self._lost(Loss(self.place.name, acknowledged - commits))
+
+    def _begin(self, database: sqlite3.Connection) -> None:
+        """Begin a transaction, waiting within a bound for other processes' ones."""
+        end = time.monotonic() + BUSY
+        pause = 0.0005
+        while True:
+            try:
+                database.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() >= end:
+                    raise
+                time.sleep(pause)
+                pause = min(pause * 2, 0.004)
+            else:
+                return
+
+    def _check(self, database: sqlite3.Connection) -> int:
+        """That the tables are still those that we know; returns how many commits there were."""
+        version, commits = database.execute(
+            "SELECT (SELECT user_version FROM pragma_user_version),"
+            " (SELECT value FROM meta WHERE key='commits')"
+        ).fetchone()
+        if version != VERSION:
+            raise JournalError(f"{self.place.name} was brought to format {version} by another")
+        return int(commits)
+
+    def _roll_back(self, database: sqlite3.Connection) -> None:
+        try:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            log.warning("%s: rolling back: %s", self.place.name, error)
+            self._disconnect()
+
+    def _carry_out(self, session: Session, jobs: Sequence[_Append | _Call]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        groups: dict[Claim, list[_Append]] = {}
+        indexes: dict[Claim, Index] = {}
+        for job in jobs:
+            if isinstance(job, _Append):
+                groups.setdefault(job.claim, []).append(job)
+                continue
+            self._append_groups(session, groups, indexes, outcomes)
+            groups = {}
+            try:
+                outcomes.append((job.future, job.run(session), None))
+            except JournalDamaged:
+                raise
+            except JournalError as error:
+                outcomes.append((job.future, None, error))
+        self._append_groups(session, groups, indexes, outcomes)
+
+        def keep() -> None:
+            for claim, index in indexes.items():
+                claim.index = index
+
+        session.after.append(keep)
+        return outcomes
+
+    def _append_groups(
+        self,
+        session: Session,
+        groups: dict[Claim, list[_Append]],
+        indexes: dict[Claim, Index],
+        outcomes: list[Outcome],
+    ) -> None:
+        ts = now()
+        rows: list[Row] = []
+        for claim, jobs in groups.items():
+            index = indexes.get(claim, claim.index)
+            failed: JournalError | None = _refusal(claim)
+            again = True
+            while failed is None:
+                packed, answers, after = _pack(claim, index, jobs, ts)
+                if after is index or self._fence(session, claim, index, after):
+                    rows += packed
+                    indexes[claim] = after
+                    outcomes += answers
+                    break
+                fresh = self._reload(session, claim)
+                if isinstance(fresh, JournalError):
+                    failed = fresh
+                elif again:
+                    # A transaction that failed when it was flushed may be there after all.
+                    index, again = fresh, False
+                else:
+                    failed = JournalError(f"{self.place.name}: the session changes under us")
+            if failed is not None:
+                outcomes += [(job.future, None, failed) for job in jobs]
+        if rows:
+            session_rows = session.execute
+            if len(rows) == 1:
+                session_rows("INSERT INTO records VALUES(?, ?, ?)", rows[0])
+            else:
+                assert self._database is not None
+                self._database.executemany("INSERT INTO records VALUES(?, ?, ?)", rows)
+
+    def _fence(self, session: Session, claim: Claim, before: Index, after: Index) -> bool:
+        """Move the session's index on, if the claim is still ours and nobody has appended."""
+        changed = session.execute(
+            "UPDATE sessions SET records=?, created=?, updated=?, meta=?, title=?, latest=?"
+            " WHERE number=? AND generation=? AND records=?",
+            (
+                after.records,
+                after.created,
+                after.updated,
+                after.meta,
+                after.title,
+                msgspec.json.encode(after.latest).decode(),
+                claim.number,
+                claim.generation,
+                before.records,
+            ),
+        )
+        return changed.rowcount == 1
+
+    def _reload(self, session: Session, claim: Claim) -> Index | JournalInUse:
+        """Why the fence held: the claim is lost, or the index is another than we know."""
+        row = session.execute(
+            "SELECT generation, owner, records, created, updated, meta, title, latest"
+            " FROM sessions WHERE number=?",
+            (claim.number,),
+        ).fetchone()
+        if row is not None and row[0] == claim.generation:
+            return index_of(row[2:], self.place.name, claim.session_id)
+        if row is None:
+            claim.lost = "nobody: it was deleted"
+        else:
+            claim.lost = owner_text(row[1]) if row[1] else "nobody: another had it meanwhile"
+        session.after.append(lambda: self._drop(claim))
+        return JournalInUse(claim.session_id, claim.lost)
+
+    def _drop(self, claim: Claim) -> None:
+        if self.held.get(claim.number) is claim:
+            del self.held[claim.number]
+
+    def _fold(self) -> None:
+        """Fold the log into the database once it is long; readers and other writers go on."""
+        database = self._database
+        if database is None:
+            return
+        try:
+            path = self.place.directory / f"{self.place.name}-wal"
+            if path.stat().st_size > LOG_BYTES:
+                database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except (OSError, sqlite3.Error) as error:
+            # Nothing is lost: the log goes on growing, and what cannot be written is told then.
+            log.warning("%s: the log cannot be folded: %s", self.place.name, error)
+
+    def _disconnect(self) -> None:
+        database, self._database = self._database, None
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.close()
+        if database is not None:
+            try:
+                database.close()
+            except sqlite3.Error as error:
+                log.warning("%s: closing: %s", self.place.name, error)
+
+    # Within a transaction: what `call` runs.
+
+    def claim(self, session: Session, session_id: str) -> Claim:
+        """Make a claim; raises `JournalInUse`."""
+        owner = self._owner()
+        stored = id_bytes(session_id)
+        row = session.execute(
+            "SELECT number, generation, owner, records, created, updated, meta, title, latest"
+            " FROM sessions WHERE id=?",
+            (stored,),
+        ).fetchone()
+        if row is None:
+            session.execute(
+                "INSERT INTO sessions(id, generation, owner) VALUES(?, 1, ?)", (stored, owner.name)
+            )
+            (number,) = session.execute("SELECT last_insert_rowid()").fetchone()
+            if number > LAST_SESSION:
+                raise JournalDamaged(self.place.name, "has had as many sessions as it can number")
+            claim = Claim(session_id, number, 1, Index())
+        else:
+            number, generation, other = row[:3]
+            self._refuse_owned(session_id, number, other)
+            index = index_of(row[3:], self.place.name, session_id)
+            claim = Claim(session_id, number, generation + 1, index)
+            if watermark(session.execute, number) != index.records:
+                raise JournalDamaged(
+                    self.place.name,
+                    f"{index.records} records are noted, and others are there",
+                    session_id=session_id,
+                )
+            session.execute(
+                "UPDATE sessions SET generation=?, owner=? WHERE number=?",
+                (generation + 1, owner.name, number),
+            )
+        session.after.append(lambda: self.held.__setitem__(claim.number, claim))
+        return claim
+
+    def _refuse_owned(self, session_id: str, number: int, other: str | None) -> None:
+        if other is None:
+            return
+        if other == self._owner().name:
+            if number in self.held:
+                raise JournalInUse(session_id, owner_text(other))
+        elif is_alive(self.place.directory / OWNERS, other):
+            raise JournalInUse(session_id, owner_text(other))
+
+    def release(self, session: Session, claim: Claim) -> None:
+        """Give a claim up; nothing where it is lost."""
+        session.execute(
+            "UPDATE sessions SET owner=NULL WHERE number=? AND generation=?",
+            (claim.number, claim.generation),
+        )
+        session.execute(
+            "DELETE FROM sessions WHERE number=? AND generation=? AND records=0",
+            (claim.number, claim.generation),
+        )
+        session.after.append(lambda: self._drop(claim))
+
+    def delete(self, session: Session, session_id: str) -> bool:
+        """Take a session away; its records are removed afterwards, and are nobody's until then."""
+        row = session.execute(
+            "SELECT number, owner, records FROM sessions WHERE id=?", (id_bytes(session_id),)
+        ).fetchone()
+        if row is None:
+            return False
+        number, other, records = row
+        if (
+            other is not None
+            and other != self._owner().name
+            and is_alive(self.place.directory / OWNERS, other)
+        ):
+            raise JournalInUse(session_id, owner_text(other))
+        session.execute("DELETE FROM sessions WHERE number=?", (number,))
+        session.execute("INSERT INTO garbage VALUES(?)", (number,))
+        session.after.append(lambda: self._after_delete(number))
+        return bool(records)
+
+    def _after_delete(self, number: int) -> None:
+        claim = self.held.pop(number, None)
+        if claim is not None:
+            claim.lost = "nobody: it was deleted"
+        assert self._database is not None
+        self._collect(self._database)
+
+    def _collect(self, database: sqlite3.Connection) -> None:
+        """Remove the records of deleted sessions, in slices, and give their space back."""
+        try:
+            for (number,) in database.execute("SELECT number FROM garbage").fetchall():
+                first, last = base(number) + 1, base(number) + LAST_OFFSET
+                while True:
+                    self._begin(database)
+                    removed = database.execute(
+                        "DELETE FROM records WHERE key IN"
+                        " (SELECT key FROM records WHERE key BETWEEN ? AND ? LIMIT 64)",
+                        (first, last),
+                    ).rowcount
+                    if removed == 0:
+                        database.execute("DELETE FROM garbage WHERE number=?", (number,))
+                    database.execute("COMMIT")
+                    if removed == 0:
+                        break
+                database.execute("PRAGMA incremental_vacuum").fetchall()
+        except sqlite3.Error as error:
+            # They are nobody's, and are tried again when the file is opened the next time.
+            log.warning("%s: removing deleted sessions: %s", self.place.name, error)
+            self._roll_back(database)
+
+
+def _all_failed(jobs: Iterable[_Append | _Call], error: JournalError) -> list[Outcome]:
+    return [(job.future, None, error) for job in jobs]
+
+
+def _refusal(claim: Claim) -> JournalInUse | None:
+    return None if claim.lost is None else JournalInUse(claim.session_id, claim.lost)
+
+
+def _pack(
+    claim: Claim, index: Index, jobs: Sequence[_Append], ts: int
+) -> tuple[list[Row], list[Outcome], Index]:
+    """The rows of several appends to one session, and what each of them is told."""
+    answers: list[Outcome] = []
+    if len(jobs) > 1:
+        try:
+            entries = [entry for job in jobs for entry in job.entries]
+            rows, records, after = pack_runs(claim.session_id, claim.number, index, entries, ts)
+        except JournalError:
+            pass  # one of them is refused: find out which
+        else:
+            at = 0
+            for job in jobs:
+                answers.append((job.future, records[at : at + len(job.entries)], None))
+                at += len(job.entries)
+            return rows, answers, after
+    every: list[Row] = []
+    for job in jobs:
+        try:
+            rows, records, index = pack_runs(claim.session_id, claim.number, index, job.entries, ts)
+        except JournalError as error:
+            answers.append((job.future, None, error))
+        else:
+            every += rows
+            answers.append((job.future, records, None))
+    return every, answers, index
+
+
+def index_of(row: Sequence[Any], name: str, session_id: str) -> Index:
+    """The index in a row of `sessions`, from the column `records` on."""
+    records, created, updated, meta, title, latest = row
+    try:
+        offsets = msgspec.json.decode(latest, type=dict[str, int])
+    except (msgspec.DecodeError, TypeError):
+        raise JournalDamaged(name, "its index cannot be read", session_id=session_id) from None
+    return Index(records, created, updated, meta, title, offsets)
+
+
+def watermark(execute: Callable[..., sqlite3.Cursor], number: int) -> int:
+    """The last offset of a session, from its records themselves."""
+    start = base(number)
+    row = execute(
+        "SELECT key, length(checks) FROM records WHERE key BETWEEN ? AND ? ORDER BY key DESC LIMIT 1",
+        (start + 1, start + LAST_OFFSET),
+    ).fetchone()
+    return 0 if row is None else row[0] - start + row[1] // 4 - 1
+
+
+class Reader(_Thread):
+    """Reads a shard beside its writers; starts with its first work."""
+
+    def __init__(
+        self,
+        place: Place,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        look: bool,
+        lost: Callable[[Loss], None],
+    ) -> None:
+        super().__init__(f"antiphon-journal-read-{place.shard}", loop)
+        self.place = place
+        self._mode: Mode = "look" if look else "read"
+        self._lost = lost
+        self._jobs: SimpleQueue[tuple[Callable[..., Any], asyncio.Future[Any]] | None] = (
+            SimpleQueue()
+        )
+        self._database: sqlite3.Connection | None = None
+        self._start()
+
+    def call(self, run: Callable[[sqlite3.Connection | None], Any]) -> asyncio.Future[Any]:
+        """Have something read, within one view of the database; None stands for no database yet."""
+        future = self._loop.create_future()
+        self._jobs.put((run, future))
+        return future
+
+    def close(self) -> None:
+        """Have it finish what was handed over, and end."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                run, future = job
+                try:
+                    outcome: Outcome = (future, self._read(run), None)
+                except JournalError as error:
+                    outcome = (future, None, error)
+                except Exception as error:
+                    log.exception("%s: reading failed", self.place.name)
+                    failure = JournalError(f"{self.place.name}: {type(error).__name__}: {error}")
+                    failure.__cause__ = error
+                    outcome = (future, None, failure)
+                self._tell([outcome])
+                del job, run, future, outcome
+        finally:
+            self._disconnect()
+
+    def _read(self, run: Callable[[sqlite3.Connection | None], Any]) -> Any:
+        try:
+            database = self._database or self._connect()
+            if database is None:
+                return run(None)
+            database.execute("BEGIN")
+            try:
+                return run(database)
+            finally:
+                if database.in_transaction:
+                    database.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._disconnect()
+            raise explain(error, self.place.name) from error
+
+    def _connect(self) -> sqlite3.Connection | None:
+        place = self.place
+        if not (place.directory / place.name).exists():
+            refuse_missing(place.directory, place.shard)
+            return None
+        mark = Mark(place.directory, place.shard, write=False)
+        acknowledged = mark.read()
+        mark.close()
+        database = connect(place.directory, place.shard, self._mode, "power")
+        self._database = database
+        (commits,) = database.execute("SELECT value FROM meta WHERE key='commits'").fetchone()
+        if commits < acknowledged:
+            self._lost(Loss(place.name, acknowledged - commits))
+        return database
+
+    def _disconnect(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                database.close()

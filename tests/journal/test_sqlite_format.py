@@ -1,0 +1,183 @@
+"""Rows of records: text for everybody, and a checksum that tells any change."""
+
+from __future__ import annotations
+
+import json
+from struct import unpack
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.journal import Entry, JournalError, Record
+from antiphon.journal._sqlite_format import (
+    RUN_BYTES,
+    RUN_RECORDS,
+    Broken,
+    Index,
+    Row,
+    base,
+    pack_runs,
+    unpack_run,
+)
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.text(), VALUES, max_size=4)
+
+
+def packed(*entries: Entry, index: Index | None = None) -> tuple[list[Row], list[Record], Index]:
+    return pack_runs("s-1", 3, index or Index(), entries, 1000)
+
+
+def unpacked(rows: list[Row]) -> list[Record | Broken]:
+    found: list[Record | Broken] = []
+    for row in rows:
+        found += unpack_run("s-1", row.key - base(3), row.checks, row.body)
+    return found
+
+
+def update(payload: bytes) -> Entry:
+    return Entry("session_update", payload, "agent")
+
+
+@given(st.lists(st.tuples(st.text(), OBJECTS, st.text(), st.sampled_from([None, 1])), min_size=1))
+def test_records_are_read_as_they_were_written(
+    told: list[tuple[str, dict[str, object], str, int | None]],
+) -> None:
+    entries = [
+        Entry(kind, json.dumps(value, indent=indent).encode(), taint)
+        for kind, value, taint, indent in told
+    ]
+
+    rows, records, index = packed(*entries)
+
+    assert unpacked(rows) == records
+    assert [record.offset for record in records] == list(range(1, len(told) + 1))
+    assert [json.loads(record.payload) for record in records] == [value for _, value, _, _ in told]
+    assert [(record.kind, record.taint) for record in records] == [(k, t) for k, _, t, _ in told]
+    assert index.records == len(told)
+
+
+def test_a_row_is_lines_of_json_and_their_checksums() -> None:
+    (row,), _, _ = packed(update(b'{"a":\n1}'), update(b'{"b":"\xc3\xa9"}'))
+
+    lines = row.body.split(b"\n")
+    assert [json.loads(line) for line in lines] == [
+        {"offset": n, "kind": "session_update", "taint": "agent", "ts": 1000, "payload": payload}
+        for n, payload in enumerate([{"a": 1}, {"b": "é"}], 1)
+    ]
+    assert list(unpack("<2I", row.checks)) == [crc32(line) for line in lines]
+    assert row.key == (3 << 40) + 1
+
+
+@given(st.data())
+def test_any_change_of_a_row_is_told_and_hides_no_other_record(data: st.DataObject) -> None:
+    (row,), records, _ = packed(*(update(b'{"n":%d}' % n) for n in range(4)))
+    at = data.draw(st.integers(0, len(row.body) - 1))
+    body = bytearray(row.body)
+    body[at] ^= data.draw(st.integers(1, 255))
+
+    found = unpacked([row._replace(body=bytes(body))])
+
+    assert len(found) == 4
+    broken = [record for record in found if isinstance(record, Broken)]
+    assert broken
+    assert all(
+        what == record or what in broken for what, record in zip(found, records, strict=True)
+    )
+    line_end = bytes(body)[at] == 10 or row.body[at] == 10
+    assert len(broken) <= (2 if line_end else 1)
+
+
+def test_a_record_in_the_place_of_another_is_told() -> None:
+    (row,), _, _ = packed(update(b"{}"))
+
+    assert unpacked([row._replace(key=row.key + 1)]) == [
+        Broken(2, "is record 1 in the wrong place")
+    ]
+
+
+def test_runs_are_bounded_by_records_and_by_bytes() -> None:
+    many, _, _ = packed(*(update(b"{}") for _ in range(RUN_RECORDS + 1)))
+    large = update(b'{"x":"%b"}' % (b"x" * (RUN_BYTES // 2)))
+    heavy, _, _ = packed(*(large for _ in range(3)))
+    huge, _, _ = packed(update(b"{}"), update(b'{"x":"%b"}' % (b"x" * RUN_BYTES)), update(b"{}"))
+
+    assert [len(row.checks) // 4 for row in many] == [RUN_RECORDS, 1]
+    assert [len(row.checks) // 4 for row in heavy] == [1, 1, 1]
+    assert [row.key - base(3) for row in huge] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"[]", b"1", b"{", b'{"a":1', b"{}{}", b'{"a":"\xff"}', b'{"a":"\n"}', b"\xff", b"null"],
+)
+def test_what_could_not_be_read_again_is_refused(payload: bytes) -> None:
+    with pytest.raises(JournalError, match="payload"):
+        packed(update(payload))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"sessionUpdate":7}',
+        b'{"a":"\\ud800"}',
+        b'{"a":1e400,"b":123456789012345678901234567890}',
+        b'{"a":' * 3000 + b"1" + b"}" * 3000,
+        b' \r\n{ "a" : 1 } \n',
+        b'{"a":1,"a":2}',
+    ],
+)
+def test_odd_payloads_are_kept_as_they_are(payload: bytes) -> None:
+    rows, (record,), _ = packed(update(payload))
+
+    assert record.payload == payload.replace(b"\n", b" ").replace(b"\r", b" ")
+    assert unpacked(rows) == [record]
+
+
+def test_an_unknown_member_of_a_record_is_passed_over() -> None:
+    line = b'{"offset":1,"kind":"k","taint":"t","ts":5,"later":{"x":[1]},"payload":{"a":1}}'
+    checks = crc32(line).to_bytes(4, "little")
+
+    assert list(unpack_run("s-1", 1, checks, line)) == [Record(1, "s-1", "k", b'{"a":1}', "t", 5)]
+
+
+def test_the_index_follows_the_records() -> None:
+    _, _, first = packed(
+        Entry("session_created", b'{"cwd":"/x"}', "system"),
+        Entry("turn_started", b'{"turnId":1}', "user"),
+        update(b'{"sessionUpdate":"session_info_update","title":"A"}'),
+    )
+    _, _, second = packed(
+        update(b'{"sessionUpdate":"session_info_update","updatedAt":"x"}'),
+        update(b'{"sessionUpdate":"current_mode_update","currentModeId":"m"}'),
+        Entry("turn_completed", b'{"turnId":1}', "system"),
+        index=first,
+    )
+    _, _, third = packed(
+        update(b'{"sessionUpdate":"session_info_update","title":null}'), index=second
+    )
+
+    assert first.title == second.title == "A"
+    assert third.title is None
+    assert third.meta == '{"cwd":"/x"}'
+    assert third.latest == {
+        "session_created": 1,
+        "turn_started": 2,
+        "current_mode_update": 5,
+        "turn_completed": 6,
+        "session_info_update": 7,
+    }
+    assert first.latest["session_info_update"] == 3
+
+
+def test_text_that_cannot_be_written_is_mended_alike_for_both() -> None:
+    rows, records, _ = packed(Entry("k\ud800", b"{}", "t\udfff"))
+
+    assert unpacked(rows) == records
+    assert records[0].kind == "k\ufffd"
