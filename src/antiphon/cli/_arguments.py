@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
@@ -27,6 +28,8 @@ Antiphon speaks the Agent Client Protocol, in both roles.
   antiphon prompt --agent CMD TEXT   ask any ACP agent something
   antiphon policy test FILE --call … try out what a policy allows an agent
   antiphon login --agent CMD         sign in to an agent that wants it
+  antiphon journal ls DIR            look into the sessions that a durable agent keeps
+  antiphon token mint --session ID … let somebody join one session for a while
   antiphon run MODULE:AGENT          serve your own agent to an editor
   antiphon rules                     one page: how to write agents and clients with this library
 """
@@ -94,7 +97,7 @@ _JSON_HELP = (
     'one JSON object a line on standard output: {"type": "update", …} for each update, '
     'exactly as on the wire, and last {"type": "result", …}'
 )
-
+_JSON_LINES = "one JSON object a line on standard output"
 
 _LOGIN_ABOUT = """\
 Sign in to an agent. Its own ways are carried out by the agent, which may ask you for a form or to
@@ -110,6 +113,53 @@ exit codes:
   4    you are not signed in: refused, given up, or the program ended with another exit code than 0
   5    --timeout was met
   130  interrupted
+"""
+
+
+_JOURNAL_ABOUT = """\
+Look into a journal: the sessions that a durable agent keeps in a directory. PATH is that directory
+or one of the files in it. Everything but prune reads only, also while an agent writes. A session is
+named by its id, or by any beginning of it that no other session has.
+"""
+
+_JOURNAL_CODES = """\
+exit codes:
+  0    done
+  1    something is damaged, and named on standard error; or was left undone (prune)
+  2    the command line is wrong
+  3    the journal cannot be read (no such path, no journal, a newer format, no permission), or
+       the output cannot be written
+  4    no session has that id, or several begin with it
+  5    --timeout was met (tail)
+  130  interrupted (Ctrl-C), or nobody reads standard output any more
+"""
+
+_EXPORT_ABOUT = """\
+Write a session as the recording of a client that attached to it from its first record: lines of
+{"t", "dir", "frame"}, as antiphon.connect(…, record=FILE) writes them, that can be played to a
+client. With --records, one JSON object for each record instead, with all its fields.
+"""
+
+
+_RXC1_ABOUT = """\
+Make the keys and tokens that let somebody join a session, and look at them. A token opens one session,
+for one holder, until it ends. Neither a private seed nor a token is ever taken from the command line,
+which every user of the machine can read; a seed is never shown either.
+"""
+
+_RXC1_CODES = """\
+examples:
+  antiphon token keygen ~/secret/k1.seed --kid k1 --public keys/k1.pub
+  antiphon token mint --seed-file ~/secret/k1.seed --kid k1 --session S --actor alice > token
+  antiphon token inspect < token
+  antiphon token verify --keyring keys --session S < token
+
+exit codes:
+  0    done; for verify: the token opens the session
+  1    not minted, or the key was not made; for verify: the token does not open the session; for
+       inspect: it is no token
+  2    the command line is wrong, a seed, key or token cannot be read, or "antiphon[tokens]" is not
+       installed
 """
 
 
@@ -265,6 +315,11 @@ def _parser() -> argparse.ArgumentParser:
     actions = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_policy_test(actions.add_parser("test", help="say what it decides, and by which rule"))
 
+    token = add("token", _token, "make and check the tokens that let somebody join a session")
+    token.description = _RXC1_ABOUT
+    token.epilog = _RXC1_CODES
+    _add_token(token.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser)
+
     login = add("login", _login, "sign in to an agent")
     login.description = _LOGIN_ABOUT
     login.epilog = _LOGIN_CODES
@@ -291,6 +346,12 @@ def _parser() -> argparse.ArgumentParser:
     login.add_argument(
         "--verbose", action="store_true", help="show the agent's standard error as it comes"
     )
+
+    journal = add("journal", _journal, "look into the sessions that a durable agent keeps")
+    journal.description = _JOURNAL_ABOUT
+    journal.epilog = _JOURNAL_CODES
+    actions = journal.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_journal(actions.add_parser)
 
     run = add("run", _run, "serve an agent of your own on standard input and output")
     run.description = (
@@ -368,6 +429,190 @@ def _add_policy_test(test: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_journal(add_parser: Callable[..., _Parser]) -> None:
+    def add(name: str, text: str, *, lines: bool = True) -> _Parser:
+        command = add_parser(
+            name,
+            help=text,
+            description=f"{text[:1].upper()}{text[1:]}.",
+            epilog=_JOURNAL_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.set_defaults(action=name, json=False)
+        command.add_argument(
+            "path", metavar="PATH", help="the journal's directory, or a file in it"
+        )
+        if lines:
+            command.add_argument("--json", action="store_true", help=_JSON_LINES)
+        return command
+
+    add("ls", "list the sessions, the one that changed last first")
+
+    show = add("show", "show a session as a conversation: turns, messages, tool calls, changes")
+    show.add_argument("session", metavar="SESSION", help="an id, or its beginning")
+    show.add_argument(
+        "--from", dest="start", type=_count, metavar="N", help="begin with record N (default: 1)"
+    )
+    show.add_argument(
+        "--to", dest="stop", type=_count, metavar="N", help="end with record N (default: the last)"
+    )
+    _add_kinds(show)
+
+    tail = add("tail", "show what is appended to a session, as it is, until Ctrl-C")
+    tail.add_argument("session", metavar="SESSION", help="an id, or its beginning")
+    begin = tail.add_mutually_exclusive_group()
+    begin.add_argument(
+        "--from",
+        dest="start",
+        type=_count,
+        metavar="N",
+        help="begin with record N (default: where the last turn begins)",
+    )
+    begin.add_argument("--lines", type=_count, metavar="N", help="begin with the last N records")
+    tail.add_argument("--until-idle", action="store_true", help="end as soon as no turn is open")
+    tail.add_argument("--timeout", type=_seconds, metavar="S", help="end after S seconds")
+    _add_kinds(tail)
+
+    export = add(
+        "export", "write sessions as NDJSON, to be played again or read by programs", lines=False
+    )
+    export.description = _EXPORT_ABOUT
+    which = export.add_mutually_exclusive_group(required=True)
+    which.add_argument("session", metavar="SESSION", nargs="?", help="an id, or its beginning")
+    which.add_argument("--all", action="store_true", help="all sessions, the oldest first")
+    export.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write to FILE, which only you can read then (0600), and which is there when it is whole",
+    )
+    export.add_argument(
+        "--records", action="store_true", help="the records themselves instead of a recording"
+    )
+
+    add("verify", "check every record, and name what is damaged")
+
+    prune = add("prune", "delete whole sessions; those that a living process writes are left")
+    chosen = prune.add_mutually_exclusive_group(required=True)
+    chosen.add_argument(
+        "--older-than",
+        type=_age,
+        metavar="AGE",
+        help="sessions that have not changed for so long: 30d, 12h, 2w",
+    )
+    chosen.add_argument(
+        "--session",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="this session, by id or its beginning; may be repeated",
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    prune.add_argument("--yes", action="store_true", help="delete without asking")
+
+
+def _add_kinds(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--kinds",
+        type=_kinds,
+        metavar="KIND,…",
+        help="only records of these kinds, such as turn_completed, or updates such as tool_call",
+    )
+
+
+def _add_token(add_parser: Callable[..., _Parser]) -> None:
+    def add(name: str, text: str) -> _Parser:
+        action = add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=_RXC1_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        action.set_defaults(action=name)
+        action.add_argument("--json", action="store_true", help="one JSON object, on one line")
+        return action
+
+    keygen = add("keygen", "make a private seed in a new file, and print its public key")
+    keygen.add_argument(
+        "file",
+        metavar="FILE",
+        help="where the seed is kept: made with mode 0600, never overwritten",
+    )
+    keygen.add_argument(
+        "--kid", help="the id of the key (default: the first 8 digits of the public key)"
+    )
+    keygen.add_argument(
+        "--public", metavar="FILE", help="also write the public key there, e.g. keys/KID.pub"
+    )
+
+    mint = add("mint", "print a token for one session")
+    seed = mint.add_mutually_exclusive_group(required=True)
+    seed.add_argument("--seed-file", metavar="FILE", help="where keygen put the private seed")
+    seed.add_argument(
+        "--seed-env", metavar="NAME", help="the variable that holds the seed, as 64 hex digits"
+    )
+    mint.add_argument(
+        "--kid", help="the id by which verifiers know the key (default: as for keygen)"
+    )
+    mint.add_argument("--session", metavar="ID", required=True, help="the session that it opens")
+    mint.add_argument("--actor", metavar="ID", required=True, help="who will hold it")
+    mint.add_argument(
+        "--actor-kind", metavar="KIND", default="user", help="what they are (default: user)"
+    )
+    mint.add_argument(
+        "--ttl",
+        type=_lifetime,
+        metavar="TIME",
+        default=3600,
+        help="how long it is good for: seconds, or e.g. 10m, 1h, 30d (default: 1h, also the most)",
+    )
+    mint.add_argument("--archival", action="store_true", help="allow a --ttl of up to 30d")
+    mint.add_argument(
+        "--max-ttl", type=_lifetime, metavar="TIME", help="allow a --ttl of up to TIME instead"
+    )
+    mint.add_argument(
+        "--surface",
+        metavar="NAME",
+        action="append",
+        help="good for this surface alone; may be repeated",
+    )
+
+    inspect = add("inspect", "show what a token says, without checking that it is so")
+    verify = add("verify", "say whether a token opens a session")
+    verify.add_argument("--session", metavar="ID", required=True, help="the session")
+    verify.add_argument(
+        "--key",
+        metavar="KID=KEY",
+        action="append",
+        default=[],
+        help="a public key: 64 hex digits, or a file that holds one; may be repeated",
+    )
+    verify.add_argument(
+        "--keyring", metavar="DIR", help="the public keys in DIR, each in a file KID.pub"
+    )
+    verify.add_argument("--surface", metavar="NAME", help="the surface at which it is shown")
+    verify.add_argument("--actor", metavar="ID", help="who shows it")
+    verify.add_argument(
+        "--at", type=int, metavar="SECONDS", help="the time to judge by, in Unix seconds"
+    )
+    for action in (inspect, verify):
+        action.add_argument("typed", nargs="*", help=argparse.SUPPRESS)  # to say why not
+        source = action.add_mutually_exclusive_group()
+        source.add_argument(
+            "--file", metavar="FILE", help="a file that holds the token (default: standard input)"
+        )
+        source.add_argument("--env", metavar="NAME", help="a variable that holds the token")
+
+
+def _token(options: argparse.Namespace) -> int:
+    from antiphon.cli._token import run
+
+    return run(options)
+
+
 def _policy(options: argparse.Namespace) -> int:
     from antiphon.cli._policy import run
 
@@ -388,6 +633,12 @@ def _prompt(options: argparse.Namespace) -> int:
 
 def _login(options: argparse.Namespace) -> int:
     from antiphon.cli._login import run
+
+    return run(options)
+
+
+def _journal(options: argparse.Namespace) -> int:
+    from antiphon.cli._journal import run
 
     return run(options)
 
@@ -418,10 +669,38 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _lifetime(text: str) -> int:
+    number, unit = (text[:-1], text[-1]) if text[-1:] in {"s", "m", "h", "d"} else (text, "s")
+    if not (number.isascii() and number.isdigit() and len(number) < 12 and int(number)):
+        msg = f"{text!r} is no time above 0 in whole seconds, minutes, hours or days, such as 600 or 10m"
+        raise argparse.ArgumentTypeError(msg)
+    return int(number) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+
+
 def _pace(text: str) -> float:
     value = _number(text)
     if not 0 <= value <= 60:
         msg = f"{text!r} is no number of seconds from 0 to 60"
+        raise argparse.ArgumentTypeError(msg)
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not text.isascii():
+        msg = f"{text!r} is no number such as 12"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text[:18])
+
+
+def _kinds(text: str) -> frozenset[str]:
+    return frozenset(word for word in (part.strip() for part in text.split(",")) if word)
+
+
+def _age(text: str) -> float:
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}.get(text[-1:], 0)
+    value = _number(text[:-1]) * seconds
+    if not 0 < value < float("inf"):
+        msg = f"{text!r} is no age such as 30d, 12h or 2w"
         raise argparse.ArgumentTypeError(msg)
     return value
 
@@ -434,9 +713,14 @@ def _number(text: str) -> float:
         return float("nan")
 
 
+# What is no secret any more once it was typed, and need not be in a log as well.
+_SECRET = re.compile(r"RXC1\.[\w.=-]+|(?<![0-9A-Fa-f])[0-9A-Fa-f]{64}(?![0-9A-Fa-f])")
+
+
 def _refuse(message: str, *, as_json: bool) -> int:
     from antiphon.cli._output import Output, readable, tell
 
+    message = _SECRET.sub("…", message)
     tell(readable(f"{message}\n"))
     if as_json:
         from antiphon.cli._outcome import Failure, Outcome
