@@ -161,6 +161,7 @@ ARROWS: dict[str, dict[str, str]] = {
     "testing": {
         "__init__": "whoever tests an agent or a client is a user of the public API",
         "core": "what stands for a refused frame",
+        "journal": "the laws of journals' stores",
         "transports": "both ends of a link",
     },
     "cli": {

@@ -1,4 +1,4 @@
-"""For tests of agents and clients: peers that say anything, pairs, faults, time that jumps.
+"""For tests of agents and clients: peers that say anything, pairs, faults, time that jumps, laws.
 
 Sits on top of everything and is imported by nothing of the library. The names are loaded on first
 use, because the pytest plugin beside them is loaded in every pytest run.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from antiphon.testing._faults import ByteTransport, Faults, byte_pair
+    from antiphon.testing._journal_laws import JournalLaw, journal_laws
     from antiphon.testing._pairs import (
         joined,
         raw_agent,
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 __all__ = [
     "ByteTransport",
     "Faults",
+    "JournalLaw",
     "RawPeer",
     "Recorder",
     "Stuck",
     "VirtualTimeLoop",
     "byte_pair",
     "joined",
+    "journal_laws",
     "memory_pair",
     "raw_agent",
     "raw_client",
@@ -44,12 +47,14 @@ __all__ = [
 _HOMES = {
     "ByteTransport": "antiphon.testing._faults",
     "Faults": "antiphon.testing._faults",
+    "JournalLaw": "antiphon.testing._journal_laws",
     "RawPeer": "antiphon.testing._raw_peer",
     "Recorder": "antiphon.testing._raw_peer",
     "Stuck": "antiphon.testing._virtual_time",
     "VirtualTimeLoop": "antiphon.testing._virtual_time",
     "byte_pair": "antiphon.testing._faults",
     "joined": "antiphon.testing._pairs",
+    "journal_laws": "antiphon.testing._journal_laws",
     "memory_pair": "antiphon.transports",
     "raw_agent": "antiphon.testing._pairs",
     "raw_client": "antiphon.testing._pairs",
