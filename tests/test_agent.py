@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,14 +12,20 @@ from antiphon import (
     Agent,
     AgentContext,
     Capabilities,
+    Durability,
+    DurableAgent,
     InvalidParams,
     MethodNotFound,
     RequestError,
     Turn,
     extension,
 )
+from antiphon.journal import MemoryJournal, SqliteJournal
 from antiphon.schema import UNSET, v1, v1_unstable
 from tests.sessions.pairs import joined
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Echo(Agent):
@@ -441,3 +448,72 @@ async def test_a_handler_s_error_answers_with_exactly_its_code_message_and_data(
             "out of cheese",
             {"left": [0, None]},
         )
+
+
+# ------------------------------------------------------------------ one whose sessions survive
+
+
+class Kept(DurableAgent):
+    info = ("kept/../agent", "1")
+
+    async def prompt(self, turn: Turn) -> None:
+        await turn.say(f"{len([u async for u in turn.session.history()])} so far")
+
+
+async def test_an_agent_is_made_durable_by_its_base_class(tmp_path: Path) -> None:
+    async def told(text: str, session_id: str | None) -> tuple[str, str]:
+        """What another process of the agent answers."""
+        journal = SqliteJournal(tmp_path / "sessions")
+        async with joined(Kept(journal)) as (peer, _):
+            if session_id is None:
+                session = await peer.new_session(cwd="/work")
+            else:
+                session = await peer.load_session(session_id, cwd="/work")
+            outcome = await session.prompt(text)
+        await Durability.of(journal).aclose()
+        await journal.aclose()
+        return outcome.text, session.session_id
+
+    first, session_id = await told("one", None)
+    second, _ = await told("two", session_id)
+
+    assert (first, second) == ("1 so far", "3 so far")
+
+
+@pytest.mark.skipif(
+    sys.platform in {"win32", "darwin"}, reason="that system has a place of its own"
+)
+def test_a_durable_agent_keeps_its_sessions_in_the_user_s_state_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    agent = Kept()
+
+    assert isinstance(agent.journal, SqliteJournal)
+    assert agent.journal.directory == tmp_path / "antiphon" / "kept_2f.._2fagent"
+    assert not list(tmp_path.iterdir())  # nothing is made before it is used
+
+
+def test_where_a_durable_agent_keeps_its_sessions_can_be_said() -> None:
+    journal = MemoryJournal()
+
+    class Said(Kept):
+        journal = MemoryJournal()
+
+    assert Kept(journal).journal is journal
+    assert Said().journal is Said.journal
+    assert Said(journal).journal is journal
+
+
+def test_steering_is_offered_where_it_is_implemented() -> None:
+    class Steered(Echo):
+        async def steer(self, turn: Turn, text: str | None) -> None:
+            del turn, text
+
+    assert Steered().steers
+    assert not Echo().steers
+
+
+async def test_steering_that_is_not_implemented_is_no_method() -> None:
+    with pytest.raises(MethodNotFound):
+        await Echo().steer(None, "left")  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from antiphon._recording import Guarded, Recorder
 from antiphon._version import __version__
 from antiphon.core import Limits
 from antiphon.schema import v1
-from antiphon.sessions import AgentPeer, ClientPeer
+from antiphon.sessions import AgentPeer, ClientPeer, Reattach
 
 if TYPE_CHECKING:
     import os
@@ -74,6 +74,8 @@ class Connecting:
                 record=record,
                 telemetry=options.telemetry,
                 on_close=on_close,
+                reattach=options.reattach,
+                renew=self._make,
             )
         except BaseException:
             if on_close is not None:
@@ -104,6 +106,7 @@ class _Options:
         authenticate: str | None,
         *,
         unstable: bool,
+        reattach: Reattach | bool,
     ) -> None:
         self.client = Client() if client is None else client
         self.limits = Limits() if limits is None else limits
@@ -111,6 +114,9 @@ class _Options:
         self.telemetry = telemetry
         self.authenticate = authenticate
         self.unstable = unstable
+        self.reattach = (
+            (Reattach() if reattach else None) if isinstance(reattach, bool) else reattach
+        )
 
 
 def _recorder(record: Record | None) -> Recorder | Guarded | None:
@@ -131,6 +137,7 @@ def spawn(
     record: Record | None = None,
     telemetry: Telemetry | None = None,
     authenticate: str | None = None,
+    reattach: Reattach | bool = False,
 ) -> Connecting:
     """Start an agent as a child process and connect to it over its stdin and stdout.
 
@@ -158,6 +165,9 @@ def spawn(
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
         telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
         authenticate: id of an agent-side auth method to call right after the handshake.
+        reattach: when the link is lost, start the agent again and go on with the sessions that it let
+            us attach to: their iterators never notice. True, or a `Reattach` that says how often and
+            how long it is tried. For an agent that keeps journals; with others all is as without it.
 
     Raises:
         StartError: the command could not be started, ended, or did not answer `initialize` in time.
@@ -170,7 +180,9 @@ def spawn(
         msg = "argv is a list of arguments, not one string; shlex.split makes one of a command line"
         raise TypeError(msg)
     words = list(argv)  # ours, whatever becomes of it
-    options = _Options(client, limits, record, telemetry, authenticate, unstable=unstable)
+    options = _Options(
+        client, limits, record, telemetry, authenticate, unstable=unstable, reattach=reattach
+    )
 
     def make() -> Transport:
         from antiphon.transports import ProcessTransport
@@ -189,6 +201,7 @@ def connect(
     record: Record | None = None,
     telemetry: Telemetry | None = None,
     authenticate: str | None = None,
+    reattach: Reattach | bool = False,
 ) -> Connecting:
     """Connect to an agent that listens, or over any object that satisfies `transports.Transport`.
 
@@ -207,15 +220,23 @@ def connect(
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
         telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
         authenticate: id of an agent-side auth method to call right after the handshake.
+        reattach: as for `spawn`, over a new link to the same address; not for a transport, which can be
+            started only once.
 
     Raises:
-        ValueError: that is no address.
+        ValueError: that is no address; or `reattach` is given with a transport.
         StartError: nobody listens there, it may not be used, or there is no answer in time.
         VersionMismatch: the agent speaks no version that we do.
         RequestError: it refused `initialize` or `authenticate`.
     """
-    options = _Options(client, limits, record, telemetry, authenticate, unstable=unstable)
-    return Connecting(_maker(transport, options.limits), options)
+    options = _Options(
+        client, limits, record, telemetry, authenticate, unstable=unstable, reattach=reattach
+    )
+    make = _maker(transport, options.limits)
+    if options.reattach is not None and not isinstance(transport, str) and not callable(transport):
+        msg = "a transport is started only once: to reattach, give an address or a function"
+        raise ValueError(msg)
+    return Connecting(make, options)
 
 
 def _maker(
@@ -273,7 +294,7 @@ async def serve(
         if recorder is not None:
             recorder.close()
         if durability is not None:
-            await durability.flush()
+            await durability.flush((limits or Limits()).close_grace)
 
 
 def _durability(agent: Agent, journal: Journal | Durability | None) -> Durability | None:

@@ -185,6 +185,15 @@ class Writer(Audience):
         if self._pump is None:
             self._start()
 
+    async def flush(self) -> None:
+        """Wait until everything that was submitted is durable and published.
+
+        Raises:
+            JournalInUse: the claim is another's.
+            JournalError: it could not be made durable, or the writer was closed.
+        """
+        await self._step(None)
+
     def hurry(self) -> None:
         """Somebody waits for what was submitted: the store shall not gather more first."""
         if self.waiting:

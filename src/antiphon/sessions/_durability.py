@@ -127,19 +127,30 @@ class Durability:
     def create_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task that no connection ends; `aclose` does."""
         task = asyncio.Task(work, loop=asyncio.get_running_loop())
+        # The loop itself does not keep tasks alive, and a connection that is gone keeps nothing.
+        _BUSY.add(self)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
         return task
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        if not self._tasks:
+            _BUSY.discard(self)
         if not task.cancelled() and task.exception() is not None:
             # Its connection has told the operator, or was gone by then.
             log.debug("a turn ended with an error", exc_info=task.exception())
 
-    async def flush(self) -> None:
-        """Wait until nothing is left of connections that are gone: their writers are closed."""
-        await self.writers.settled()
+    async def flush(self, seconds: float) -> None:
+        """Wait until nothing is left of connections that are gone: their writers are closed.
+
+        A journal that takes longer (a disk that hangs) goes on by itself, which is logged.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await self.writers.settled()
+        except TimeoutError:
+            log.warning("what a client's sessions told is still being written after %g s", seconds)
 
     async def aclose(self) -> None:
         """End the turns that outlived their connections, and make durable what they told. Idempotent."""
@@ -376,5 +387,7 @@ def _same(expected: Any, actual: int | str) -> bool:
     return type(expected) is type(actual) and expected == actual
 
 
+#: Those with a task that runs.
+_BUSY: set[Durability] = set()
 #: By the journal's id, which is its own as long as its `Durability` lives, since that holds it.
 _SHARED: weakref.WeakValueDictionary[int, Durability] = weakref.WeakValueDictionary()

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from antiphon._errors import (
@@ -278,7 +279,9 @@ class DurableLink:
 
     async def history(self) -> AsyncIterator[Any]:
         """The updates in the journal, typed, oldest first."""
-        await self.settled()
+        if self.writer is not None:
+            with suppress(JournalError):  # then what is there has to do
+                await self.writer.flush()
         journal_log = await self.durability.journal.open(self.session_id)
         try:
             start, stop = 1, await journal_log.high_watermark()
@@ -316,6 +319,7 @@ class DurableLink:
             raise InvalidRequest(reason, "the session is in use by another process") from None
         except JournalError as error:
             self._not_kept(error)
+            self.writer = None
             return
         # No await since the latch was taken: nothing can have come between.
         self._behind = False
@@ -359,10 +363,8 @@ class DurableLink:
             return None
         return done
 
-    async def _seen(self, done: asyncio.Future[Record | None] | None) -> None:
+    async def _seen(self, done: asyncio.Future[Record | None]) -> None:
         """Wait until a completion is durable, and what precedes it with the connection."""
-        if done is None:
-            return
         record = await done
         writer, attached = self.writer, self.attached
         if attached is None:
@@ -382,7 +384,11 @@ class DurableLink:
                 error = failure.code, failure.message
             else:
                 error = -32603, "Internal error"
-        await self._seen(self._complete(turn, stop_reason, error))
+        done = self._complete(turn, stop_reason, error)
+        if done is None:  # the turn is not kept; what it told last may still be on its way
+            await self.settled()
+        else:
+            await self._seen(done)
 
     def completed(self, turn: Turn, response: v1.PromptResponse) -> bool:
         """A cancelled turn ran out of time: journal its end, then answer; False if it is not kept."""

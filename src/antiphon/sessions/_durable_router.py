@@ -679,7 +679,8 @@ class DurableRouter(AgentRouter):
     ) -> v1.ListSessionsResponse:
         """`session/list`, the sessions that changed last first; a page at a time."""
         await self._admitted("", Rider())
-        sessions = await self._durability.journal.sessions()
+        # Sorted here: sessions that changed at once have no order of their own, and a cursor needs one.
+        sessions = sorted(await self._durability.journal.sessions(), key=_place)
         if isinstance(params.cwd, str):
             cwd = _trimmed(params.cwd)
             sessions = [each for each in sessions if _trimmed(str(each.meta.get("cwd"))) == cwd]
