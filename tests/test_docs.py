@@ -339,7 +339,7 @@ def module_tables() -> dict[str, list[list[str]]]:
 
 PUBLIC_MODULES = (
     *("antiphon", "antiphon.sync", "antiphon.services", "antiphon.login", "antiphon.content"),
-    *("antiphon.transports", "antiphon.testing"),
+    *("antiphon.journal", "antiphon.transports", "antiphon.testing"),
 )
 
 
