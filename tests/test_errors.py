@@ -12,6 +12,7 @@ import pytest
 from antiphon import _errors
 from antiphon._errors import (
     AntiphonError,
+    AttachmentClosed,
     AuthRequired,
     CapabilityError,
     ConnectionClosed,
@@ -107,6 +108,11 @@ SAMPLES: list[tuple[AntiphonError, dict[str, Any], str]] = [
         "it ended (ended by signal 9)",
     ),
     (StartError("no such command"), {"command": []}, "no such command"),
+    (
+        AttachmentClosed("s1", "revoked", 7),
+        {"session_id": "s1", "reason": "revoked", "offset": 7},
+        "session 's1' is attached no more (revoked); the last record was 7",
+    ),
     (
         RequestTimeout("session/new", 60.0),
         {"method": "session/new", "seconds": 60.0, "errno": None},

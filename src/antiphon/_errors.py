@@ -22,6 +22,7 @@
     │   └── StartError            the peer never came up: not started, or ended before the handshake
     ├── RequestTimeout            no answer in time (also a TimeoutError)
     │   └── SilenceTimeout        no sign of life in an open turn
+    ├── AttachmentClosed          the agent sends nothing more of a session that was attached
     ├── LimitExceeded             one of the limits of `antiphon.Limits` was met
     ├── CapabilityError           the peer did not offer what the call needs; nothing was sent
     ├── DeliveryGap               a turn lost updates to a close with the budget spent; else a bug of ours
@@ -41,6 +42,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AntiphonError",
+    "AttachmentClosed",
     "AuthRequired",
     "CapabilityError",
     "ConnectionClosed",
@@ -317,6 +319,34 @@ class StartError(ConnectionClosed):
         super().__init__(reason, exit_status=exit_status, stderr_tail=stderr_tail)
         self.command = command or []
         self.timed_out = timed_out
+
+
+class AttachmentClosed(AntiphonError):
+    """The agent sends nothing more of a session that was attached; raised to who iterates over it.
+
+    `session.reattach(…)` may attach it again from `offset + 1`. Its cause, if there is one, is the
+    answer that refused the last attempt.
+
+    Attributes:
+        session_id: the session.
+        reason: "revoked" (the permission to attach has ended), "refused" (another attach was
+            refused), "gap" (records are missing that the agent does not send), "ahead" (more was held
+            here than the agent's journal has: it is another journal, or has lost its end), or what
+            else the agent said.
+        offset: of the last record that came.
+    """
+
+    def __init__(self, session_id: str, reason: str, offset: int) -> None:
+        super().__init__(session_id, reason, offset)
+        self.session_id = session_id
+        self.reason = reason
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return (
+            f"session {self.session_id!r} is attached no more ({self.reason});"
+            f" the last record was {self.offset}"
+        )
 
 
 class RequestTimeout(AntiphonError, TimeoutError):

@@ -58,8 +58,8 @@ log = logging.getLogger("antiphon.connection")
 class Connection(Budget):
     """The runtime of one link, for either side. Satisfies `transports.Receiver`.
 
-    What sessions do with it: `open_call`, `request`, `answer_to`, `notify`, `abandon`, `fail`,
-    `linger`, `set_blocking` and `check_frame` are those of `Outgoing`; `answer` that of `Incoming`;
+    What sessions do with it: `open_call`, `request`, `answer_to`, `notify`, `abandon`, `disown_call`,
+    `fail`, `linger`, `set_blocking` and `check_frame` are those of `Outgoing`; `answer` that of `Incoming`;
     `handle_notice` is the `put` of `Notices`; `send` and `flush` are those of `Writer`; `emit` that
     of `Telemetry`.
 
@@ -123,7 +123,7 @@ class Connection(Budget):
         self._outgoing = outgoing = Outgoing(self)
         self.open_call, self.answer_to = outgoing.open_call, outgoing.answer_to
         self.abandon, self.fail, self.linger = outgoing.abandon, outgoing.fail, outgoing.linger
-        self.set_blocking = outgoing.set_blocking
+        self.set_blocking, self.disown_call = outgoing.set_blocking, outgoing.disown
         self.request, self.notify = outgoing.request, outgoing.notify
         self.check_frame = outgoing.check_frame
         self._incoming = Incoming(self, router)
@@ -510,6 +510,16 @@ class Connection(Budget):
         that a handler ran in the reader.
         """
         return asyncio.Task(work, loop=self.loop)
+
+    def disown_task(self, task: asyncio.Task[Any]) -> None:
+        """Leave a task of ours to somebody else, who ends it: it outlives the connection."""
+        self.tasks.discard(task)
+        self._deliveries.discard(task)
+
+    def own_task(self, task: asyncio.Task[Any]) -> None:
+        """Take over a task that shows received updates to an observer."""
+        self._deliveries.add(task)
+        task.add_done_callback(self._deliveries.discard)
 
     def call_soon_from_anywhere(self, act: Callable[[], object]) -> None:
         """Have `act` called on the connection's loop. Raises `RuntimeError` if that is closed."""

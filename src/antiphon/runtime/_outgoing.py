@@ -135,6 +135,12 @@ class Outgoing:
             self._over(call)
             self._send(frame)
 
+    def disown(self, call: OutboundCall) -> None:
+        """Forget a call without a word to the peer: what it asked for goes on elsewhere."""
+        if self._protocol.calls.get(call.id) is call:
+            del self._protocol.calls[call.id]
+            self._over(call)
+
     async def request(self, method: str, params: bytes | None, timeout: float | None) -> Any:
         """Ask and wait for the raw result.
 

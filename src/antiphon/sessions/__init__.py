@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from antiphon.sessions._agent_peer import AgentPeer, SessionOpening
 from antiphon.sessions._agent_router import AgentContext
 from antiphon.sessions._agent_session import AgentSession
+from antiphon.sessions._attach_frames import SessionRecord
 from antiphon.sessions._client_peer import ClientPeer
 from antiphon.sessions._client_router import ClientContext, as_observer
 from antiphon.sessions._extension import Extensions, extension, find_extensions
 from antiphon.sessions._inbox import Observer, Subscription
+from antiphon.sessions._relink import Reattach
 from antiphon.sessions._session import PromptOutcome, PromptTurn, Session
 from antiphon.sessions._terminal import ExitStatus, Terminal
 from antiphon.sessions._turn import PermissionAnswer, ToolCallVerbs, Turn, UrlElicitation
@@ -37,9 +39,11 @@ __all__ = [
     "PermissionAnswer",
     "PromptOutcome",
     "PromptTurn",
+    "Reattach",
     "Role",
     "Session",
     "SessionOpening",
+    "SessionRecord",
     "SessionView",
     "Subscription",
     "Terminal",

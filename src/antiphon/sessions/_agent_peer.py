@@ -7,7 +7,7 @@ import logging
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from antiphon._calls import AgentCalls
 from antiphon._errors import (
@@ -15,6 +15,7 @@ from antiphon._errors import (
     ConnectionClosed,
     LimitExceeded,
     LocalProtocolError,
+    MethodNotFound,
     RemoteProtocolError,
     RequestError,
     RequestTimeout,
@@ -33,6 +34,7 @@ from antiphon.schema import (
     v1,
     v1_unstable,
 )
+from antiphon.sessions._attach_frames import KEY, LOAD, attach_params, read_watermark
 from antiphon.sessions._client_router import ClientHandlersLike, ClientRouter
 from antiphon.sessions._content import check_prompt_content
 from antiphon.sessions._methods import (
@@ -43,6 +45,7 @@ from antiphon.sessions._methods import (
     tree_of,
 )
 from antiphon.sessions._peer import Peer, check_extension
+from antiphon.sessions._relink import Reattach, Relink
 from antiphon.sessions._session import Once, Session
 from antiphon.sessions._side_router import session_of
 
@@ -52,7 +55,8 @@ if TYPE_CHECKING:
 
     from antiphon.core import Limits
     from antiphon.runtime import TelemetryEvent
-    from antiphon.schema import Method
+    from antiphon.sessions._attach_frames import History
+    from antiphon.sessions._attachment import Attachment, Capability
     from antiphon.sessions._inbox import Inbox
     from antiphon.transports import Transport
 
@@ -203,8 +207,15 @@ class _LoadCall(_MarkedCall):
 class _Load:
     """A load or resume that was sent."""
 
-    def __init__(self, peer: AgentPeer, session: Session, call: _LoadCall) -> None:
+    def __init__(
+        self,
+        peer: AgentPeer,
+        session: Session,
+        call: _LoadCall,
+        opened: Callable[[Session], Awaitable[None]] | None = None,
+    ) -> None:
         self.session = session
+        self._opened = opened
         self._peer = peer
         self._call = call
         self._before = session.cwd, session.additional_directories
@@ -215,6 +226,8 @@ class _Load:
         try:
             raw = await _settled(call, call.future)
             self.session.opened(read_result(call.method, result_type, raw))
+            if self._opened is not None:
+                await self._opened(self.session)
         except asyncio.CancelledError:
             # The agent may have opened it already, and nobody will ever use it.
             unwanted = call.opened and not call.known and not self.session.forgotten
@@ -247,6 +260,39 @@ class _Load:
         if not call.known and not session.forgotten:
             peer.forget(session.session_id)
             peer.take_back(session.session_id)
+
+
+class _AttachLoad(_LoadCall):
+    """An attach that opens a session here; what is before its answer is replay."""
+
+    __slots__ = ("attachment", "from_offset", "history")
+
+    def __init__(
+        self,
+        future: asyncio.Future[Any],
+        attachment: Attachment,
+        from_offset: int,
+        history: History,
+    ) -> None:
+        super().__init__(LOAD, future, attachment.session, known=False)
+        self.attachment = attachment
+        self.from_offset = from_offset
+        self.history: History = history
+
+    def answered(self, result: Any, error: Exception | None) -> None:
+        mark = 0
+        if error is None:
+            try:
+                mark = read_watermark(result)
+            except RemoteProtocolError as fault:
+                error = fault
+        self.attachment.attached(self.from_offset, self.history, mark, error)
+        self.attachment.opened()
+        super().answered(result, error)
+
+    def given_up(self) -> None:
+        self.attachment.opened()
+        super().given_up()
 
 
 class _LateLoad(OutboundCall):
@@ -300,7 +346,7 @@ class _LateNewSession(OutboundCall):
 
 
 class SessionOpening(Once["Session"]):
-    """`session/load` or `session/resume` to be sent: await it, or use it in `async with`.
+    """`session/load`, `session/resume` or an attach to be sent: await it, or use it in `async with`.
 
     Awaiting sends the request and gives the `Session` once the agent has answered. `async with` sends
     it and gives the session at once, so that replayed history can be iterated (`session.replay()`)
@@ -311,12 +357,11 @@ class SessionOpening(Once["Session"]):
     `Limits.cancel_backstop`, unless it was open before. What is opened too late is closed again.
     """
 
-    def __init__(self, send: Callable[[], Awaitable[_Load]], row: Method) -> None:
+    def __init__(self, send: Callable[[], Awaitable[_Load]], verb: str, result_type: Any) -> None:
         self._send = send
-        self._result_type = row.result
+        self._result_type = result_type
         self._load: _Load | None = None
-        name = row.name.removeprefix("session/")
-        self.unsent = f"agent.{name}_session(…) was never awaited or entered"
+        self.unsent = f"agent.{verb}_session(…) was never awaited or entered"
 
     async def _run(self) -> Session:
         load = await self._send()
@@ -370,19 +415,35 @@ class AgentPeer(Peer, AgentCalls):
         record: Callable[[str, bytes], None] | None = None,
         telemetry: Callable[[TelemetryEvent], None] | None = None,
         on_close: Callable[[], None] | None = None,
+        reattach: Reattach | None = None,
+        renew: Callable[[], Transport] | None = None,
     ) -> None:
         self.unstable = unstable
         self._on_close = on_close
+        self._options = limits, record, telemetry
+        self._renew = renew
+        self._hello: tuple[v1.Implementation | None, float | None] = None, None
+        self._authenticated: str | None = None
+        #: Whether the agent says that a client can attach to its sessions; None where it says nothing.
+        self.resumable: bool | None = None
+        #: Whether it has let us attach to one.
+        self.has_attached = False
+        self._relink = None if reattach is None or renew is None else Relink(self, reattach)
         self.sessions: dict[str, Session] = {}
         self._late_loads: dict[str, _LateLoad] = {}
-        self.transport = transport
         self._handlers = handlers
         self._router = ClientRouter(self, handlers)
-        self.connection = Connection(
+        self.transport = transport
+        self.connection = self._connection_over(transport)
+        self.tree = {}
+
+    def _connection_over(self, transport: Transport) -> Connection:
+        limits, record, telemetry = self._options
+        connection = Connection(
             transport, "client", self._router, limits=limits, record=record, telemetry=telemetry
         )
-        self.connection.on_crowded = self._router.look_at_sessions
-        self.tree = {}
+        connection.on_crowded = self._router.look_at_sessions
+        return connection
 
     # -------------------------------------------------------------- life
 
@@ -398,6 +459,11 @@ class AgentPeer(Peer, AgentCalls):
             VersionMismatch: it answered a version we cannot speak; the link is closed.
             RequestError: it refused.
         """
+        self._hello = client_info, timeout
+        await self._shake_hands(self.connection)
+
+    async def _shake_hands(self, connection: Connection) -> None:
+        client_info, timeout = self._hello
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         capabilities = self._handlers.advertised(unstable=self.unstable)
@@ -407,30 +473,35 @@ class AgentPeer(Peer, AgentCalls):
             client_capabilities=capabilities,
             client_info=UNSET if client_info is None else client_info,
         )
-        call = _InitializeCall(loop.create_future(), self._initialized)
+        call = _InitializeCall(loop.create_future(), partial(self._initialized, connection))
         try:
             async with asyncio.timeout_at(deadline):
-                await self.connection.start()
-                self.connection.open_call(call, encode_checked(params))
+                await connection.start()
+                connection.open_call(call, encode_checked(params))
                 await call.future
         except TimeoutError:
             reason = f"no answer to initialize within {timeout:g} s"
-            raise self._start_error(reason, timed_out=True) from None
+            raise self._start_error(connection, reason, timed_out=True) from None
         except StartError:
             raise
         except ConnectionClosed as error:
             raise self._start_error(
-                f"the agent ended before it answered initialize: {error.reason}", error
+                connection, f"the agent ended before it answered initialize: {error.reason}", error
             ) from None
 
     def _start_error(
-        self, reason: str, error: ConnectionClosed | None = None, *, timed_out: bool = False
+        self,
+        connection: Connection,
+        reason: str,
+        error: ConnectionClosed | None = None,
+        *,
+        timed_out: bool = False,
     ) -> StartError:
-        unfinished: bytes = getattr(self.transport, "unfinished", b"")
-        noise = b"\n".join((self.connection.noise, unfinished)).decode("utf-8", "replace").strip()
+        unfinished: bytes = getattr(connection.transport, "unfinished", b"")
+        noise = b"\n".join((connection.noise, unfinished)).decode("utf-8", "replace").strip()
         if noise:
             reason += f"; it wrote what is no protocol message: {noise[:500]!r}"
-        process = self.process
+        process = _process_of(connection.transport)
         tail = error.stderr_tail if error is not None else ""
         status = error.exit_status if error is not None else None
         return StartError(
@@ -441,26 +512,34 @@ class AgentPeer(Peer, AgentCalls):
             stderr_tail=tail or getattr(process, "stderr_tail", ""),
         )
 
-    def _initialized(self, raw: Any) -> None:
+    def _initialized(self, connection: Connection, raw: Any) -> None:
         """The answer to `initialize`, in the reader: the very next frame may rely on it."""
         result = read_result("initialize", v1_unstable.InitializeResponse, raw)
         if result.protocol_version != PROTOCOL_VERSION:
             raise VersionMismatch(PROTOCOL_VERSION, result.protocol_version)
         self.initialize_result = result
         self.tree = tree_of(result.agent_capabilities) or {}
-        self.connection.initialized = True
+        self.resumable = _resumable(result.meta)
+        connection.initialized = True
+        if connection is not self.connection:
+            self._move_to(connection)
 
     async def aclose(self) -> None:
         """Close the link, end the process that was started for it. Idempotent, bounded, cancel-safe.
 
-        Open turns are cancelled first, so that an agent at work knows at once.
+        Open turns are cancelled first, so that an agent at work knows at once. Where another link is
+        being made, that ends.
         """
+        if self._relink is not None:
+            await self._relink.stop()
         for session in self.sessions.values():
             if session.turn is not None:
                 self.notify_cancel(session.session_id)
         try:
             await self.connection.aclose()
         finally:
+            if self._relink is not None:
+                self._relink.close()
             try:
                 await self._handlers.sessions_closed([*self.sessions, *self._router.strangers])
             finally:
@@ -468,7 +547,9 @@ class AgentPeer(Peer, AgentCalls):
                     self._on_close()
 
     async def wait_closed(self) -> None:
-        """Wait until the link is gone, whoever ended it."""
+        """Wait until the link is gone, whoever ended it, and no other is made."""
+        if self._relink is not None:
+            await asyncio.shield(self._relink.over)
         await self.connection.wait_closed()
 
     async def __aenter__(self) -> Self:
@@ -487,7 +568,7 @@ class AgentPeer(Peer, AgentCalls):
     @property
     def process(self) -> Any:
         """The agent's process (`pid`, `exit_status`, `stderr_tail`) if it is one of ours, else None."""
-        return self.transport if hasattr(self.transport, "exit_status") else None
+        return _process_of(self.transport)
 
     @property
     def capabilities(self) -> v1_unstable.AgentCapabilities:
@@ -535,6 +616,7 @@ class AgentPeer(Peer, AgentCalls):
             meta=UNSET if meta is None else meta,
         )
         self._check_offered("session/new", params)
+        await self.link()
 
         def make(response: v1_unstable.NewSessionResponse) -> Session:
             session_id = response.session_id
@@ -565,6 +647,8 @@ class AgentPeer(Peer, AgentCalls):
         try:
             session: Session = await connection.answer_to(call)
             await session.inbox.settled(call.mark)
+            # What it has told so far came without an offset, and is not to come again.
+            await self._attach_opened(session, "tip")
         except asyncio.CancelledError:
             if call.session is not None:
                 self.close_unwanted(call.session.session_id)
@@ -627,6 +711,7 @@ class AgentPeer(Peer, AgentCalls):
         an answer that belongs to no session waits for nobody.
         """
         session = self.sessions.get(session_of(params))
+        await self.link(session)
         if session is None:
             return await super().request_extension(method, params, timeout=timeout)
         check_extension(method)
@@ -679,7 +764,16 @@ class AgentPeer(Peer, AgentCalls):
         row = self._row_of(params, "request")
         self._check_offered(row.name, params)
 
+        replays = row.name == "session/load"
+
+        async def opened(session: Session) -> None:
+            attachment = session.attachment
+            # What was replayed without offsets is not to come again.
+            counted = replays and attachment is not None and attachment.covers_load
+            await self._attach_opened(session, "from_offset" if counted else "tip")
+
         async def send() -> _Load:
+            await self.link()
             await self.late_load_over(session_id)
             known = self.sessions.get(session_id)
             if known is not None and known.abandoned:
@@ -695,10 +789,12 @@ class AgentPeer(Peer, AgentCalls):
             session = known or self._register(session_id, directory, more)
             future = self.connection.create_future()
             call = _LoadCall(row.name, future, session, known=known is not None)
-            load = _Load(self, session, call)
+            load = _Load(self, session, call, opened)
+            if replays and self._may_attach:
+                session.attach_here()  # which notes the offsets of what is replayed
             # What is served to the agent from now on is served within the new roots.
             session.cwd, session.additional_directories = directory, tuple(more)
-            session.load_begins(replays=row.name == "session/load")
+            session.load_begins(replays=replays)
             try:
                 self.connection.open_call(
                     call, encode_checked(params), self._timeout(row.name, timeout)
@@ -708,14 +804,83 @@ class AgentPeer(Peer, AgentCalls):
                 raise
             return load
 
-        return SessionOpening(send, row)
+        return SessionOpening(send, row.name.removeprefix("session/"), row.result)
+
+    def attach_session(
+        self,
+        session_id: str,
+        *,
+        cwd: str | Path = ".",
+        additional_directories: Sequence[str | Path] = (),
+        from_offset: int = 0,
+        history: Literal["from_offset", "tip"] = "from_offset",
+        capability: Capability = None,
+        timeout: float | None | UnsetType = UNSET,
+    ) -> SessionOpening:
+        """Attach to a session that is not known here: follow what others do in it, or go on with it.
+
+        The agent sends its journal from `from_offset` on, which is replay, answers, and from then on
+        sends what comes (resumable-sessions §2.1). See `SessionOpening`; `session.reattach` attaches one
+        that is known.
+
+        Args:
+            session_id: which.
+            cwd: its working directory; made absolute here.
+            additional_directories: further roots.
+            from_offset: of the first record wanted; 0 and 1 are the start.
+            history: "tip": nothing of what is durable already.
+            capability: a token, or a function of the session's id that gives one (or an awaitable of
+                one) each time that the session is attached.
+            timeout: seconds; UNSET means `Limits.request_timeout`.
+
+        Raises:
+            LocalProtocolError: the session is known here.
+            MethodNotFound: the agent attaches no sessions.
+            RequestError: -32000 "attach denied"; -32002 where nobody knows it; -32602 where `from_offset`
+                is ahead of the journal, whose mark is in `data["highWatermark"]`.
+        """
+        directory, more = self._directories(cwd, additional_directories)
+
+        async def send() -> _Load:
+            await self.link()
+            await self.late_load_over(session_id)
+            if session_id in self.sessions:
+                msg = f"session {session_id!r} is known: use its `reattach`"
+                raise LocalProtocolError(msg)
+            session = self._register(session_id, directory, more)
+            attachment = session.attach_here()
+            attachment.capability = capability
+            if capability is None and self._relink is not None:
+                attachment.capability = self._relink.options.capability
+            start = max(from_offset, 1)
+            call = _AttachLoad(self.connection.create_future(), attachment, start, history)
+            load = _Load(self, session, call)
+            session.load_begins(replays=history == "from_offset")
+            attachment.opens(start)
+            try:
+                permit = await attachment.permit()
+                params = attach_params(
+                    session_id,
+                    directory,
+                    from_offset=start,
+                    history=history,
+                    capability=permit,
+                    additional_directories=more,
+                )
+                self.connection.open_call(call, params, self._timeout(LOAD, timeout))
+            except BaseException:
+                load.abandon()
+                raise
+            return load
+
+        return SessionOpening(send, "attach", v1_unstable.LoadSessionResponse)
 
     async def list_sessions(
         self, *, cwd: str | Path | None = None, cursor: str | None = None
     ) -> v1_unstable.ListSessionsResponse:
         """`session/list`: one page; `next_cursor` of the answer asks for the next (R1-65)."""
         params = v1_unstable.ListSessionsRequest(
-            cwd=UNSET if cwd is None else self._absolute(cwd),
+            cwd=UNSET if cwd is None else self.absolute(cwd),
             cursor=UNSET if cursor is None else cursor,
         )
         return await self.request(params)
@@ -773,10 +938,12 @@ class AgentPeer(Peer, AgentCalls):
                 )
                 raise LocalProtocolError(msg)
         await self.request(v1.AuthenticateRequest(method_id=method_id))
+        self._authenticated = method_id
 
     async def logout(self) -> None:
         """`logout`: end the signed-in state; running sessions may fail with `AuthRequired`."""
         await self.request(v1.LogoutRequest())
+        self._authenticated = None
 
     # -------------------------------------------------------------- for the generated calls
 
@@ -784,6 +951,8 @@ class AgentPeer(Peer, AgentCalls):
         row = self._row_of(params, "request")
         self._check_offered(row.name, params)
         session = self.sessions.get(getattr(params, "session_id", ""))
+        if self._relink is not None and not isinstance(params, v1.AuthenticateRequest):
+            await self.link(session)
         future = self.connection.create_future()
         if session is None:
             call = FutureCall(row.name, future)
@@ -800,8 +969,164 @@ class AgentPeer(Peer, AgentCalls):
 
     async def _notify(self, params: Any) -> None:
         row = self._row_of(params, "notification")
+        await self.link()
         self.connection.notify(row.name, encode_checked(params))
         await self.connection.drain()
+
+    # -------------------------------------------------------------- one link after the other
+
+    @property
+    def reattaches(self) -> bool:
+        """Whether another link is made when this one is lost, and sessions attached over it."""
+        relink = self._relink
+        able = self.resumable is True or (self.resumable is None and self.has_attached)
+        return relink is not None and relink.willing and able
+
+    @property
+    def _may_attach(self) -> bool:
+        relink = self._relink
+        return relink is not None and relink.willing and self.resumable is not False
+
+    async def link(self, session: Session | None = None) -> None:
+        """Wait for the link that is being made, and until the session is attached over it.
+
+        That takes at most as long as `Reattach` lets attempts be made. Raises `ConnectionClosed` where
+        they failed.
+        """
+        if self._relink is None:
+            return
+        await self._relink.linked()
+        if session is not None and session.attachment is not None:
+            await session.attachment.ready()
+
+    def link_lost(self, error: ConnectionClosed) -> frozenset[str]:
+        """The link is gone; returns the ids of the sessions that go on over another."""
+        relink, again = self._relink, self.reattaches
+        kept = frozenset(s.session_id for s in self.surviving()) if again else frozenset[str]()
+        for session in list(self.sessions.values()):
+            attachment = session.attachment
+            if session.session_id not in kept:
+                if attachment is not None:
+                    attachment.give_up(error)
+                continue
+            if attachment is not None:
+                attachment.link_lost()
+            showing = session.inbox.held_back()
+            if showing is not None and relink is not None:
+                session.inbox.connection.disown_task(showing)
+                relink.held_back.add(showing)
+        if relink is not None:
+            if again:
+                relink.lost(error)
+            elif relink.task is None:
+                relink.close()
+        return kept
+
+    def surviving(self) -> list[Session]:
+        """The sessions that go on over another link."""
+        return [session for session in self.sessions.values() if session.survives]
+
+    async def link_again(self) -> None:
+        """Make another link and shake hands; on an error, nothing of it is left."""
+        assert self._renew is not None
+        connection = self._connection_over(self._renew())
+        try:
+            await self._shake_hands(connection)
+            if self._authenticated is not None:
+                await self.authenticate(self._authenticated)
+        except BaseException:
+            await connection.aclose()
+            raise
+
+    def _move_to(self, connection: Connection) -> None:
+        """Another link is there: what was not attached has ended with the old one."""
+        self.connection, self.transport = connection, connection.transport
+        for session in list(self.sessions.values()):
+            if session.survives:
+                session.inbox.move(connection)
+            else:
+                if session.attachment is not None:
+                    session.attachment.give_up(ConnectionClosed("the agent attaches no sessions"))
+                del self.sessions[session.session_id]
+                self._router.close_inbox(session.inbox)
+
+    def attach_again(self) -> int:
+        """Begin to attach the sessions over another link; returns how many they are."""
+        sessions = self.surviving()
+        for session in sessions:
+            if session.attachment is not None:
+                session.attachment.renew()
+        return len(sessions)
+
+    def end_sessions(self, error: ConnectionClosed) -> None:
+        """No other link is made: everything that waits ends."""
+        for session in list(self.sessions.values()):
+            if session.attachment is not None:
+                session.attachment.give_up(error)
+            session.inbox.end()
+
+    async def _attach_opened(self, session: Session, history: History) -> None:
+        """Attach a session that was opened in another way, where lost links are replaced."""
+        relink = self._relink
+        if relink is None or not self._may_attach or session.forgotten:
+            return
+        attachment = session.attach_here()
+        if attachment.capability is None:
+            attachment.capability = relink.options.capability
+        reason: str
+        try:
+            await attachment.attach(history=history)
+        except ConnectionClosed:
+            if not session.survives:
+                raise
+            return
+        except MethodNotFound as error:
+            self.resumable = False
+            self.connection.emit(
+                "reattach_unsupported", session=session.session_id, reason=str(error)
+            )
+        except (RequestError, RequestTimeout, RemoteProtocolError, LimitExceeded) as error:
+            reason = str(error)
+            self.connection.emit(
+                "attach_failed", session=session.session_id, offset=session.offset, error=reason
+            )
+        else:
+            return
+        if not attachment.live:
+            session.attachment = None
+            self._router.route_to(session.inbox, None)
+
+    def route_to(self, session: Session, attachment: Attachment) -> None:
+        """Let an attachment see a session's updates first."""
+        self._router.route_to(session.inbox, attachment)
+
+    def take_over(self, session: Session) -> None:
+        """Have a session that another connection had, with all that waits in it.
+
+        Raises:
+            LocalProtocolError: there is one of that id.
+            LimitExceeded: there are `Limits.sessions` already.
+        """
+        if session.session_id in self.sessions:
+            msg = f"session {session.session_id!r} is known on that connection already"
+            raise LocalProtocolError(msg)
+        self._check_room()
+        session.peer.leave_to(self, session)
+        self.sessions[session.session_id] = session
+        session.peer = self
+        self._router.take_inbox(session.inbox)
+        session.inbox.move(self.connection)
+
+    def leave_to(self, other: AgentPeer, session: Session) -> None:
+        """A session goes on over another connection, its open turn, too."""
+        if self.sessions.get(session.session_id) is session:
+            del self.sessions[session.session_id]
+        self._router.drop_inbox(session.inbox)
+        turn = session.turn
+        if turn is not None:
+            self.connection.disown_call(turn)
+            turn.carried_over()
+        log.info("session %s goes on over %r", session.session_id, other)
 
     # -------------------------------------------------------------- for the session
 
@@ -860,6 +1185,8 @@ class AgentPeer(Peer, AgentCalls):
             connection.set_blocking(turn, blocking=True)
             turn.end_within(connection.limits.cancel_backstop)
         del self.sessions[session_id]
+        if session.attachment is not None:
+            session.attachment.stop()
         session.inbox.let_go()
         self.settle_forgotten(session)
 
@@ -891,13 +1218,14 @@ class AgentPeer(Peer, AgentCalls):
             await late.wait()
 
     @staticmethod
-    def _absolute(path: str | Path) -> str:
+    def absolute(path: str | Path) -> str:
+        """A path as it goes over the wire."""
         return str(Path(path).absolute())
 
     def _directories(
         self, cwd: str | Path, additional: Sequence[str | Path]
     ) -> tuple[str, list[str]]:
-        return self._absolute(cwd), [self._absolute(path) for path in additional]
+        return self.absolute(cwd), [self.absolute(path) for path in additional]
 
     def _check_offered(self, method: str, params: Any) -> None:
         """Refuse parts of parameters that the agent must have asked for (R1-42..R1-45, R1-73)."""
@@ -921,6 +1249,18 @@ class AgentPeer(Peer, AgentCalls):
             if not prompt.content or any(tag_of(block) != "text" for block in prompt.content):
                 msg = "a system prompt is made of text blocks, at least one"
                 raise LocalProtocolError(msg)
+
+
+def _process_of(transport: Transport) -> Any:
+    return transport if hasattr(transport, "exit_status") else None
+
+
+def _resumable(meta: Any) -> bool | None:
+    """What an agent says of the extension in its answer to `initialize`; None: nothing."""
+    told: Any = or_none(meta)
+    told = told.get(KEY) if isinstance(told, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    said: Any = told.get("resumable") if isinstance(told, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return said if isinstance(said, bool) else None
 
 
 async def _settled(call: _MarkedCall, answer: Awaitable[Any]) -> Any:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import msgspec
 
 from antiphon._errors import ConnectionClosed, InvalidParams, LimitExceeded
-from antiphon.runtime import Connection, Context, InboundCall, RequestRoute
-from antiphon.schema import UNSET, v1_unstable
+from antiphon.runtime import Connection, Context, InboundCall, NoticeRoute, RequestRoute
+from antiphon.schema import UNSET, decode_params, v1_unstable
+from antiphon.sessions._attach_frames import NOTICES, CaughtUp, Closed, Lagged, SessionRecord
+from antiphon.sessions._attachment import Attachment
 from antiphon.sessions._inbox import Inbox, Observer
 from antiphon.sessions._methods import allowed_by, tag_of, tree_of
 from antiphon.sessions._side_router import HandlersLike, SideRouter, session_of
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from antiphon.sessions._view import ToolCallView
 
 __all__ = ["ClientContext", "ClientHandlersLike", "ClientRouter", "as_observer"]
+
+Taker: TypeAlias = Inbox | Attachment
+Notice: TypeAlias = SessionRecord | CaughtUp | Lagged | Closed
 
 _CANCELLED = b'{"outcome":{"outcome":"cancelled"}}'
 #: What is answered in a person's place, by the question.
@@ -100,6 +106,8 @@ class ClientRouter(SideRouter):
         self._peer = peer
         self._observers = tuple(handlers.observers(peer))
         self._inboxes: dict[str, Inbox] = {}
+        #: Who takes the updates of each of them: the inbox itself, or an attachment in front of it.
+        self._takers: dict[str, Taker] = {}
         # (session id, update, frame), in the order they came.
         self._unknown: deque[tuple[str, Any, bytes]] = deque()
         self._unknown_bytes = 0
@@ -116,9 +124,9 @@ class ClientRouter(SideRouter):
     # -------------------------------------------------------------- updates
 
     def update_received(self, session_id: str, update: Any, frame: bytes) -> None:
-        inbox = self._inboxes.get(session_id)
-        if inbox is not None:
-            inbox.put(update, frame)
+        taker = self._takers.get(session_id)
+        if taker is not None:
+            taker.put(update, frame)
         else:
             self._keep_unknown(session_id, update, frame)
 
@@ -146,6 +154,7 @@ class ClientRouter(SideRouter):
     def open_inbox(self, session_id: str) -> Inbox:
         """Begin to deliver for a session, what came before it was known first."""
         inbox = self._inboxes[session_id] = Inbox(self._peer.connection, session_id)
+        self._takers[session_id] = inbox
         for observer in self._observers:
             inbox.observe(observer)
         if any(entry[0] == session_id for entry in self._unknown):
@@ -175,9 +184,45 @@ class ClientRouter(SideRouter):
 
     def close_inbox(self, inbox: Inbox) -> None:
         """Stop delivering to it; another of that id is left alone."""
+        self.drop_inbox(inbox)
+        inbox.end()
+
+    def drop_inbox(self, inbox: Inbox) -> None:
+        """Leave it to another connection, or to nobody; another of that id is left alone."""
         if self._inboxes.get(inbox.session_id) is inbox:
             del self._inboxes[inbox.session_id]
-        inbox.end()
+            del self._takers[inbox.session_id]
+
+    def take_inbox(self, inbox: Inbox) -> None:
+        """Deliver to one that another connection had."""
+        self._inboxes[inbox.session_id] = self._takers[inbox.session_id] = inbox
+
+    def route_to(self, inbox: Inbox, attachment: Attachment | None) -> None:
+        """Let an attachment see the updates of a session first, or no more."""
+        if self._inboxes.get(inbox.session_id) is inbox:
+            self._takers[inbox.session_id] = inbox if attachment is None else attachment
+
+    def notice_route(self, method: str) -> NoticeRoute | None:
+        kind = NOTICES.get(method)
+        if kind is None:
+            return super().notice_route(method)
+        # In the reader, so that records and updates keep one order.
+        return NoticeRoute(partial(decode_params, kind), immediate=self._attachment_told)
+
+    def _attachment_told(self, notice: Notice, context: ClientContext) -> None:
+        taker = self._takers.get(notice.session_id)
+        if isinstance(taker, Attachment):
+            taker.notice(notice)
+        else:
+            self._peer.connection.emit(
+                "unknown_notification", method=context.method, reason="not attached"
+            )
+        own = super().notice_route(context.method)
+        if own is not None and own.handle is not None:  # the user's
+            params = own.decode(context.raw)
+            self._peer.connection.handle_notice(
+                own.handle, params, context, len(context.raw or b"")
+            )
 
     # -------------------------------------------------------------- requests
 
@@ -283,10 +328,12 @@ class ClientRouter(SideRouter):
         """Only an agent's input ends before its output does."""
 
     def connection_lost(self, error: ConnectionClosed) -> None:
-        for inbox in list(self._inboxes.values()):
-            inbox.end()
         self._unknown.clear()
         self._questions.clear()
+        kept = self._peer.link_lost(error)
+        for inbox in list(self._inboxes.values()):
+            if inbox.session_id not in kept:
+                inbox.end()
 
 
 def as_observer(handler: Callable[[Any, Any], Awaitable[None]], peer: AgentPeer) -> Observer:

@@ -21,7 +21,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from inspect import isawaitable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from antiphon._errors import ENDING, DeliveryGap
 from antiphon.sessions._update import Label, Update
@@ -61,6 +61,7 @@ class UpdateQueue:
         "_batch_count",
         "connection",
         "cut",
+        "error",
         "full",
         "items",
         "lost",
@@ -86,6 +87,8 @@ class UpdateQueue:
         #: The session that is marked as full because of what waits here and in its other queues.
         self.full: Inbox | None = None
         self.waiter: asyncio.Future[None] | None = None
+        #: Raised behind the last that is in it, once nothing more will be put in.
+        self.error: Exception | None = None
         self._batch: list[Update] = []
         self._batch_bytes = 0
         self._batch_count = 0
@@ -262,6 +265,8 @@ class Subscription(AsyncIterator[Update]):
                 if not closed:
                     until = queue.until if queue.retired else inbox.received
                     inbox.check_delivery(queue.passed, until - self._before)
+                    if queue.error is not None:
+                        raise queue.error
                 raise StopAsyncIteration
             await queue.wait()
 
@@ -291,6 +296,7 @@ class Inbox:
         "_replays",
         "_seen",
         "_settling",
+        "_showing",
         "_subscribers",
         "backlog",
         "connection",
@@ -320,6 +326,7 @@ class Inbox:
         # Each with the number of the first update that is for it.
         self._observers: list[tuple[Observer, int]] = []
         self._observed: UpdateQueue | None = None
+        self._showing: asyncio.Task[None] | None = None
         self._seen = 0
         self._settling: list[tuple[int, asyncio.Future[None]]] = []
         # Sessions whose observers ours (or their children) wait for now.
@@ -357,6 +364,17 @@ class Inbox:
         if self._observed is not None:
             self._observed.put(update, size)
 
+    def put_as(
+        self, raw: msgspec.Raw, frame: bytes, label: Label, turn: UpdateQueue | None
+    ) -> None:
+        """Deliver one update under another label than is set, to another turn's queue or none."""
+        before = self.label, self.turn
+        self.label, self.turn = label, turn
+        try:
+            self.put(raw, frame)
+        finally:
+            self.label, self.turn = before
+
     def _keep_early(self, update: Update, size: int) -> None:
         """Another has this update; the view may want it as well."""
         if self._early is None:
@@ -379,6 +397,41 @@ class Inbox:
             queue.wake()
         if self._observed is not None:
             self._observed.wake()
+
+    def fail_subscribers(self, error: Exception) -> None:
+        """Nothing more will come: subscriptions end with `error` behind what is there already."""
+        for queue in [q for q in self._subscribers if not isinstance(q, _Folding)]:
+            queue.error = error
+            self.retire(queue)
+        self._replays.clear()
+
+    # -------------------------------------------------------------- from one link to another
+
+    def held_back(self) -> asyncio.Task[Any] | None:
+        """The link is gone, and another will come: the task that shows updates outlives the first."""
+        showing = self._showing
+        return None if showing is None or showing.done() else showing
+
+    def move(self, connection: Connection) -> None:
+        """Deliver for another connection from now on, with all that waits."""
+        before = self.connection
+        queues = [*self._queues(), self._let_go_turn]
+        for queue in {id(queue): queue for queue in queues if queue is not None}.values():
+            updates, size = queue.held
+            queue.connection = connection
+            connection.queued_bytes += size
+            connection.queued_updates += updates
+            before.release(size, updates)
+        self.connection = connection
+        self.ended = False
+        showing = self.held_back()
+        if showing is not None:
+            before.disown_task(showing)
+            connection.own_task(showing)
+        elif self._observers:
+            self._observed = queue = UpdateQueue(connection)
+            self._seen = self.received
+            self._showing = connection.create_task(self._show(queue), delivery=True)
 
     def let_go(self) -> None:
         """The session is being closed: nobody wants its updates, so that reading can go on.
@@ -434,6 +487,11 @@ class Inbox:
             if isinstance(queue, Sink):
                 self.report(queue.dropped)
         return queue
+
+    def turn_resumes(self, queue: UpdateQueue) -> None:
+        """Undo `turn_ended`: a turn that a lost link has ended goes on."""
+        self._left_over = [other for other in self._left_over if other is not queue]
+        self.turn, self.label = queue, "turn"
 
     def _leave_over(self, queue: UpdateQueue) -> None:
         """Nothing more is put into it, but what waits there still counts."""
@@ -586,7 +644,7 @@ class Inbox:
                 queue.put(update, len(update.frame))
                 self._seen -= 1
             self._keep_backlog_early(queue)
-            self.connection.create_task(self._show(queue), delivery=True)
+            self._showing = self.connection.create_task(self._show(queue), delivery=True)
 
         def stop() -> None:
             if entry in self._observers:

@@ -30,6 +30,7 @@ from antiphon._errors import (
 )
 from antiphon.runtime import OutboundCall
 from antiphon.schema import UNSET, UnsetType, encode_checked
+from antiphon.sessions._attachment import Attachment
 from antiphon.sessions._content import as_blocks, check_prompt_content
 from antiphon.sessions._inbox import (
     Inbox,
@@ -44,13 +45,19 @@ from antiphon.sessions._update import Update
 from antiphon.sessions._view import SessionView
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
     from antiphon.runtime import InboundCall
     from antiphon.schema import v1, v1_unstable
     from antiphon.sessions._agent_peer import AgentPeer
+    from antiphon.sessions._attach_frames import History, SessionRecord
+    from antiphon.sessions._attachment import Capability
 
     Prompt: TypeAlias = str | v1.ContentBlock | Sequence[str | v1.ContentBlock]
+
+#: The notification that ends an attachment.
+DETACH = "_raxol/session.detach"
 
 __all__ = ["Once", "PromptOutcome", "PromptTurn", "Session"]
 
@@ -180,6 +187,9 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         self._raised = False
         self._over: asyncio.Future[None] | None = None  # where leaving waits for the answer
         self._backstop: asyncio.TimerHandle | None = None  # since it was cancelled
+        self._deadline = 0.0  # of the whole turn, in the loop's seconds
+        self._overtime: asyncio.TimerHandle | None = None  # while no call keeps it
+        self._given_back = False  # nobody iterates over it, or will
         #: Whether `session/cancel` was sent: permission requests are answered cancelled from then on.
         self.cancelling = False
         self.unsent = "session.prompt(…) was never awaited or entered"
@@ -187,8 +197,12 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
     # -------------------------------------------------------------- the reader's side
 
     def answered(self, result: Any, error: Exception | None) -> None:
-        """The end of the turn, in the place it has in the stream."""
+        """The end of the turn, in the place it has in the stream; or not its end, if more comes."""
         session, connection = self.session, self.session.inbox.connection
+        attachment = session.attachment
+        if attachment is not None and attachment.turn_answered(result, error):
+            self._goes_on()
+            return
         self._end(result, error)
         if isinstance(error, RequestTimeout):
             # What comes until the agent has stopped belongs to this turn, not to the next.
@@ -196,6 +210,51 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             connection.linger(self, session.winding_down, connection.limits.cancel_backstop)
             # Many agents ignore `$/cancel_request`: tell them in the way they all know.
             session.peer.notify_cancel(session.session_id)
+
+    def end(self, result: Any, error: Exception | None) -> None:
+        """End it, as records of its session say. A no-op once it has ended."""
+        if not self.ended:
+            self._end(result, error)
+
+    def carried_over(self) -> None:
+        """It goes on over another connection, where no answer comes."""
+        self._goes_on()
+        attachment = self.session.attach_here()
+        attachment.turn_resumes(self)
+
+    def _goes_on(self) -> None:
+        """Its call is over, and with that the clock of its call."""
+        if self.ended or self._timeout is None or self._overtime is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self._overtime = loop.call_at(max(self._deadline, loop.time()), self._too_long)
+
+    def _too_long(self) -> None:
+        self._overtime = None
+        if not self.ended and self._timeout is not None:
+            self.session.peer.notify_cancel(self.session.session_id)
+            self._end(None, RequestTimeout(self.method, self._timeout))
+
+    def resume(self) -> bool:
+        """Go on with a turn that a lost link has ended, and that somebody may still iterate."""
+        queue, inbox = self._queue, self.session.inbox
+        if self._given_back or queue is None or not self.ended or self.session.turn is not None:
+            return False
+        self._mark, self._raised, self._whole = -1, False, False
+        self._raw = self._error = None
+        self.session.turn = self
+        inbox.turn_resumes(queue)
+        self._goes_on()
+        return True
+
+    @property
+    def received(self) -> int:
+        """How many updates it was given."""
+        return self.session.inbox.received - self._before
+
+    def passed_by(self) -> None:
+        """An update of the session arrives that is not the turn's."""
+        self._before += 1
 
     def can_wait(self) -> bool:
         """A turn that was cancelled may still be iterated, with more waiting than any budget."""
@@ -205,10 +264,15 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
     def _end(self, result: Any, error: Exception | None) -> None:
         inbox = self.session.inbox
         self._raw, self._error = result, error
+        if isinstance(error, ConnectionClosed):
+            self.session.interrupted = self
         self._mark = inbox.received
-        if self._backstop is not None:
-            self._backstop.cancel()
+        for timer in (self._backstop, self._overtime):
+            if timer is not None:
+                timer.cancel()
         self._listen_no_more()
+        if self.session.attachment is not None:
+            self.session.attachment.turn_over()
         left = inbox.turn_ended()
         queue = self._queue
         self._whole = queue is not None and (queue.cut or (left is queue and not queue.retired))
@@ -224,9 +288,10 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
     # -------------------------------------------------------------- the user's side
 
     async def _begin(self) -> None:
-        """Send the prompt, once the agent is done with a turn that timed out."""
+        """Send the prompt, once the agent is done with a turn that timed out, and there is a link."""
         if self._queue is None and self.session.winding_down is not None:
             await self.session.winding_down.wait()
+        await self.session.peer.link(self.session)
         self._send()
 
     def _send(self) -> None:
@@ -263,11 +328,17 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         self._before = inbox.received
         inbox.label = "turn"
         session.turn = self
+        if self._timeout is not None:
+            self._deadline = connection.loop.time() + self._timeout
+        if session.attachment is not None:
+            session.attachment.turn_sent(self)
         try:
             connection.open_call(self, encode_checked(self.params), self._timeout)
         except BaseException:
             inbox.turn = self._queue = session.turn = None
             inbox.label = "session"
+            if session.attachment is not None:
+                session.attachment.turn_over()
             raise
         if self.ended:  # the link was found to be gone
             return
@@ -275,6 +346,11 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             session.watch = SilenceWatch(self, self._silence)
         if inbox.view is not None:
             inbox.view.begin_turn(self.params.prompt)
+
+    @property
+    def error(self) -> Exception | None:
+        """What it ended with, None while it is open and where it has a response."""
+        return self._error
 
     @property
     def ended(self) -> bool:
@@ -319,6 +395,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
 
     def _give_up(self, seconds: float) -> None:
         log.warning("session %s: no answer to the cancelled prompt", self.session.session_id)
+        if self.ended:
+            return
         self.session.inbox.connection.abandon(self)
         self._end(None, RequestTimeout(self.method, seconds))
 
@@ -423,6 +501,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
     def _let_go(self) -> None:
         """Keep nothing for a consumer that has left, whenever the answer comes."""
         queue, inbox = self._queue, self.session.inbox
+        self._given_back = True
         if queue is not None:
             if queue.cut:  # nobody misses it now
                 queue.cut = self._whole = False
@@ -505,6 +584,7 @@ class SilenceWatch:
             or self._calls
             or self._received != inbox.received
             or connection.reading_paused  # then it is we who do not listen
+            or connection.closed  # another link is being made
         ):
             self._quiet = 0
         else:
@@ -514,6 +594,9 @@ class SilenceWatch:
             self._timer = self._loop.call_later(self._seconds / _TICKS, self._tick)
         else:
             connection.fail(self._turn, SilenceTimeout(self._turn.method, self._seconds))
+            if not self._turn.ended:  # no call keeps it
+                self._turn.session.peer.notify_cancel(self._turn.session.session_id)
+                self._turn.end(None, SilenceTimeout(self._turn.method, self._seconds))
 
 
 def _stop_reason(result: Any) -> str | None:
@@ -571,6 +654,10 @@ class Session:
         self.watch: SilenceWatch | None = None
         #: The turn before, if it timed out here and may still run at the agent.
         self.winding_down: _WindingDown | None = None
+        #: What is known of its journal, once it was to be attached.
+        self.attachment: Attachment | None = None
+        #: The last turn that a lost link has ended: `reattach` goes on with it.
+        self.interrupted: PromptTurn | None = None
         self._config_options: list[v1_unstable.SessionConfigOption] | None = None
 
     def __repr__(self) -> str:
@@ -733,11 +820,135 @@ class Session:
         self._config_options = options
         return options
 
+    # -------------------------------------------------------------- attaching
+
+    @property
+    def offset(self) -> int:
+        """The highest offset of its journal that is held here; 0 where none is."""
+        return 0 if self.attachment is None else self.attachment.offset
+
+    @property
+    def attached(self) -> bool:
+        """Whether the agent sends every record of the session as it becomes durable."""
+        return self.attachment is not None and self.attachment.live
+
+    async def reattach(
+        self,
+        peer: AgentPeer | None = None,
+        *,
+        from_offset: int | None = None,
+        history: History = "from_offset",
+        capability: Capability = None,
+        cwd: str | Path | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Attach this session over `peer`, and go on: resumable-sessions §2, §7.5.
+
+        What was missed comes first, then what is live, each record once. Iterators, subscriptions,
+        observers and the view that were not at their end go on; so does a turn that a lost link has
+        ended: its iterator, which has raised `ConnectionClosed`, can be iterated again. Its updates are
+        labelled "turn" although they come as history, all others of the history "replay".
+
+        Args:
+            peer: another connection to an agent that serves the same journal; None: the one it has.
+            from_offset: where to begin; None: behind the last record that is held, `offset + 1`. An
+                earlier one gives records again.
+            history: "from_offset", "tip" (nothing of what is durable already) or "none" (attach
+                nothing, ask only).
+            capability: a token, or a function of the session's id that gives one (or an awaitable of
+                one) each time that the session is attached; None: the one of before.
+            cwd: the working directory as `peer` has it; made absolute here. None: that of before.
+            timeout: seconds for the answer; None: `Limits.request_timeout`.
+
+        Returns:
+            The journal's high watermark: the offset of its last record.
+
+        Raises:
+            MethodNotFound: the agent attaches no sessions.
+            RequestError: -32000 "attach denied", -32002 for a session that nobody knows, and -32602
+                where `from_offset` was given and is ahead of the journal. Without it, such a journal is
+                read from its start (event `attachment_ahead`), and an open turn ends with
+                `AttachmentClosed`.
+            TurnInProgress: `from_offset` asks for what an open turn has had.
+            LocalProtocolError: it was closed or is being loaded, or `peer` has a session of that id.
+            ConnectionClosed: the link is gone. Cancelling abandons the attach.
+        """
+        target = self.peer if peer is None else peer
+        await target.link()
+        if self.loading:
+            msg = f"session {self.session_id!r} is being loaded"
+            raise LocalProtocolError(msg)
+        if target is self.peer and self.forgotten:
+            msg = f"session {self.session_id!r} was closed here; load or attach it"
+            raise LocalProtocolError(msg)
+        if self.turn is not None and from_offset is not None and from_offset <= self.offset:
+            raise TurnInProgress(self.session_id)
+        if target is not self.peer:
+            target.take_over(self)
+        attachment = self.attach_here()
+        if cwd is not None:
+            self.cwd = target.absolute(cwd)
+        if capability is not None:
+            attachment.capability = capability
+        if history == "none":
+            return await attachment.attach(history="none", timeout=timeout)
+        turn, self.interrupted = self.interrupted, None
+        error = None if turn is None else turn.error
+        if turn is not None and turn.resume():
+            attachment.turn_resumes(turn)
+        else:
+            turn = None
+        if from_offset is not None and from_offset <= self.offset and self.inbox.view is not None:
+            self.inbox.view.begin_load()
+        try:
+            return await attachment.attach(
+                from_offset=from_offset, history=history, timeout=timeout
+            )
+        except BaseException:
+            if turn is not None and error is not None:
+                turn.end(None, error)
+            raise
+
+    async def detach(self) -> None:
+        """`_raxol/session.detach`: the agent need not send what others do in this session any more.
+
+        Nothing is attached again by itself then; a turn of ours that is open is told as without an
+        attachment. A no-op for a session that is not attached.
+        """
+        attachment = self.attachment
+        if attachment is None or not (attachment.live or attachment.wanted):
+            return
+        attachment.stop()
+        await self.peer.notify_extension(DETACH, {"sessionId": self.session_id})
+
+    def on_record(self, observer: Callable[[SessionRecord], object]) -> Callable[[], None]:
+        """Call `observer(record)` for each record that is no update, in its place among the updates.
+
+        These are where turns begin and end (of other clients, too), steers, and what future agents
+        write; of a session that is attached. It is called in the reader and must not block; what it
+        raises is logged. Returns a function that ends that.
+        """
+        return self.attach_here().observe(observer)
+
     async def close(self) -> None:
         """`session/close`: the agent cancels what runs and frees the session; its history stays."""
         await self.peer.close_session(self.session_id)
 
     # -------------------------------------------------------------- for the peer
+
+    @property
+    def survives(self) -> bool:
+        """Whether it goes on over another link when the one it has is lost."""
+        attachment = self.attachment
+        wanted = attachment is not None and attachment.wanted
+        return wanted and self.peer.reattaches and not self.forgotten
+
+    def attach_here(self) -> Attachment:
+        """Its attachment, which from now on sees its updates first."""
+        if self.attachment is None:
+            self.attachment = Attachment(self)
+        self.peer.route_to(self, self.attachment)
+        return self.attachment
 
     @property
     def forgotten(self) -> bool:
@@ -794,6 +1005,8 @@ class Session:
     def load_begins(self, *, replays: bool) -> None:
         """Label what comes as replayed history until the answer."""
         self.inbox.label = "replay"
+        if replays and self.attachment is not None:
+            self.attachment.begin_load()
         view = self.inbox.view
         if view is not None:
             if replays:
