@@ -446,11 +446,8 @@ async def test_who_is_too_slow_is_told_once_and_heals_to_the_same_records() -> N
 
 
 def no_credit_back(original: Any, self: Subscriber, record: Record) -> None:
-    source, self._source = self._source, None
-    try:
-        original(self, record)
-    finally:
-        self._source = source
+    self._credit = ignored
+    original(self, record)
 
 
 @pytest.mark.covers("J6", "P-BUS5")
@@ -538,7 +535,7 @@ async def answered_first(original: Any, self: Subscriber) -> int:
     return mark
 
 
-def ignored(_mark: int) -> None: ...
+def ignored(_what: object) -> None: ...
 
 
 def to_everybody(original: Any, self: Subscriber, name: str, more: bytes) -> None:
@@ -567,7 +564,7 @@ async def test_the_answer_stands_between_history_and_what_is_live() -> None:
 
 
 def shows_all(_original: Any, self: Subscriber, record: Record) -> None:
-    self._send(self._heads.frame(record))
+    self._send(self._frame(record))
 
 
 @pytest.mark.covers("J5")

@@ -600,11 +600,6 @@ async def test_the_others_notice_nothing_of_a_slow_one() -> None:
 async def test_a_record_s_frame_is_built_once_for_all_aware_subscribers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    writer, log = await written(1)
-    links = [Link() for _ in range(5)]
-    for link in links:
-        await link.subscriber(log, writer, TIP).attach()
-        link.frames.clear()
     built: list[int] = []
     original = FrameHeads.frame
 
@@ -613,6 +608,11 @@ async def test_a_record_s_frame_is_built_once_for_all_aware_subscribers(
         return original(self, record)
 
     monkeypatch.setattr(FrameHeads, "frame", frame)
+    writer, log = await written(1)
+    links = [Link() for _ in range(5)]
+    for link in links:
+        await link.subscriber(log, writer, TIP).attach()
+        link.frames.clear()
     for number in range(3):
         writer.submit(update(f"{number}"))
     await writer.append(entry("last"))

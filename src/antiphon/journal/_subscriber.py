@@ -40,6 +40,10 @@ _LONGEST: Final = 60.0
 _NO_OFFSET: Final = sys.maxsize
 
 
+def _nobody(_tail: Subscriber) -> None:
+    """Who gives no live records wants no credit for them."""
+
+
 class Source(Protocol):
     """Where live records come from: a `Writer`, or a `Follower` of another process's."""
 
@@ -134,7 +138,8 @@ class Subscriber:
         self._expires_at = expires_at
         self._clock = clock
         self._on_end = on_end
-        self._heads = FrameHeads(log.session_id)
+        self._frame = FrameHeads(log.session_id).frame
+        self._credit = _nobody if self._source is None else self._source.credit
         #: The mark; what is live up to it is no news, for ever.
         self._mark = 0
         #: Whether live records are looked at, and whether they may pass the inbox by.
@@ -293,13 +298,13 @@ class Subscriber:
         offset = record.offset
         if offset > self._mark:
             if self._aware:
-                shared = _shared.last
-                if shared[0] is record:
-                    self._send(shared[1])
+                last = _shared.last
+                if last[0] is record:
+                    frame = last[1]
                 else:
-                    frame = self._heads.frame(record)
+                    frame = self._frame(record)
                     _shared.last = (record, frame)
-                    self._send(frame)
+                self._send(frame)
             elif self._skip is None or not self._skip(record):
                 self._show(record)
             if offset > self.forwarded:
@@ -310,8 +315,7 @@ class Subscriber:
             instead = self._bare(record)
             if instead is not None:
                 self._send(instead)
-        if self._source is not None:
-            self._source.credit(self)
+        self._credit(self)
 
     def _show(self, record: Record) -> None:
         """A record as this client is to see it, or nothing."""
@@ -331,7 +335,7 @@ class Subscriber:
                         record.taint,
                         record.ts,
                     )
-        self._send(self._heads.frame(record))
+        self._send(self._frame(record))
 
     def _tell(self, name: str, more: bytes) -> None:
         self._send(

@@ -74,7 +74,9 @@ class Audience:
         """Give back credit for `count` records that the tail is done with; never more than it had."""
         seat = self._seats.get(tail)
         if seat is not None:
-            seat.credit = min(self._limit, seat.credit + count)
+            left = seat.credit + count
+            # Each live record of each tail comes here: `min` would be half of what that costs.
+            seat.credit = left if left < self._limit else self._limit  # noqa: FURB136
 
     def exempt(self, tail: Tail, exempt: bool) -> None:  # noqa: FBT001  (the one thing that is said)
         """Whether the tail's credit is left alone: it cannot lag while it is exempt.
