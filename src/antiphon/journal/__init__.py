@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         taint_of_update,
     )
     from antiphon.journal._rider import Rider, read_rider
-    from antiphon.journal._sqlite import Loss, SqliteJournal
+    from antiphon.journal._sqlite import Damage, Loss, Pruned, SqliteJournal
     from antiphon.journal._store import Journal, SessionInfo, SessionLog
     from antiphon.journal._subscriber import Subscriber
     from antiphon.journal._tails import Tail
@@ -57,6 +57,7 @@ __all__ = [
     "AttachContext",
     "AttachRefused",
     "Claims",
+    "Damage",
     "Denied",
     "Entry",
     "Follower",
@@ -74,6 +75,7 @@ __all__ = [
     "Loss",
     "MemoryJournal",
     "Policy",
+    "Pruned",
     "Record",
     "Rider",
     "SessionInfo",
@@ -100,6 +102,7 @@ _HOMES = {
     "AttachContext": "_attach",
     "AttachRefused": "_attach",
     "Claims": "_claims",
+    "Damage": "_sqlite",
     "Denied": "_attach",
     "Follower": "_follower",
     "Grant": "_attach",
@@ -112,6 +115,7 @@ _HOMES = {
     "Loss": "_sqlite",
     "MemoryJournal": "_memory",
     "Policy": "_attach",
+    "Pruned": "_sqlite",
     "Rider": "_rider",
     "SessionInfo": "_store",
     "SessionLog": "_store",

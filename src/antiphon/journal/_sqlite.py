@@ -8,7 +8,9 @@ life to `_sqlite_owners`, and the search for damage to `_sqlite_damage`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import sqlite3
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,26 +18,58 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from antiphon._errors import JournalDamaged, JournalInUse
-from antiphon.journal._sqlite_format import LAST_OFFSET, STATE_TAGS, Broken, base, unpack_run
+from antiphon.journal._sqlite_damage import (
+    Damage,
+    Gap,
+    gap_text,
+    known_sessions,
+    number_of,
+    scan,
+)
+from antiphon.journal._sqlite_format import (
+    LAST_OFFSET,
+    STATE_TAGS,
+    Broken,
+    base,
+    id_bytes,
+    id_text,
+    index_of,
+    unpack_run,
+    watermark,
+)
 from antiphon.journal._sqlite_schema import MAX_SHARDS, Loss
 from antiphon.journal._sqlite_shards import Shards
-from antiphon.journal._sqlite_thread import id_bytes, id_text, index_of, watermark
+from antiphon.journal._sqlite_thread import LOOK
 from antiphon.journal._store import Journal, SessionInfo, SessionLog
 
 if TYPE_CHECKING:
     import os
-    import sqlite3
-    from collections.abc import Collection, Sequence
+    from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 
     from antiphon.journal._record import Entry, Record
     from antiphon.journal._sqlite_thread import Claim, Place, Session
 
-__all__ = ["Loss", "SqliteJournal"]
+__all__ = ["Damage", "Loss", "Pruned", "SqliteJournal"]
 
 log = logging.getLogger("antiphon.journal")
 
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What `SqliteJournal.prune` did.
+
+    Attributes:
+        removed: the sessions that are gone.
+        in_use: the sessions that were left, and who writes each.
+    """
+
+    removed: list[str]
+    in_use: dict[str, str]
+
+
 #: How many records are read in one view of a database; a longer read is several of them.
 _PAGE = 2048
+#: How many records are given at once to who follows or exports.
+_FOLLOWED = 256
 
 
 class SqliteJournal(Journal):
@@ -125,12 +159,133 @@ class SqliteJournal(Journal):
         )
         return infos[0] if infos else None
 
+    async def follow(self, session_id: str, start: int = 1) -> AsyncGenerator[list[Record]]:
+        log = await self.open(session_id)
+        last = 0
+        news = asyncio.Event()
+        end: Callable[[], None] | None = None
+
+        def moved(mark: int) -> None:
+            if mark != last:
+                news.set()
+
+        with self._shards.waking(news):
+            try:
+                while True:
+                    news.clear()
+                    reader = await self._shards.reader_of(session_id)
+                    if reader is not None and end is None:
+                        # First this, then the mark: what is appended in between is seen twice, not never.
+                        end = reader.follow(session_id, moved)
+                    stop = await log.high_watermark()
+                    if stop < last:
+                        return
+                    last = stop
+                    while start <= stop:
+                        records = await log.read(start, min(stop, start + _FOLLOWED - 1))
+                        if not records:
+                            return  # deleted meanwhile
+                        start += len(records)
+                        yield records
+                    with contextlib.suppress(TimeoutError):
+                        # While there is no directory, nothing in it can be looked at either.
+                        async with asyncio.timeout(None if end is not None else LOOK):
+                            await news.wait()
+            finally:
+                if end is not None:
+                    end()
+
+    async def export(
+        self,
+        session_id: str,
+        *,
+        start: int = 1,
+        damaged: Callable[[Damage], None] | None = None,
+    ) -> AsyncGenerator[list[Record]]:
+        """Every record of a session that can be read, from `start` on, in runs.
+
+        Unlike `SessionLog.read` it passes over what is damaged, and reads around pages that SQLite
+        cannot read.
+
+        Args:
+            session_id: the session; one without records gives nothing.
+            start: the first offset.
+            damaged: is told of each gap, in order.
+        """
+        reader = await self._shards.reader_of(session_id)
+        due = start
+        while reader is not None:
+            records, gaps, due = await reader.call(partial(_readable, session_id, due))
+            for gap in gaps:
+                if damaged is not None:
+                    damaged(Damage(reader.place.name, session_id, gap.first, gap_text(gap)))
+            if records:
+                yield records
+            if not due:
+                return
+
+    async def verify(self, sessions: Collection[str] | None = None) -> list[Damage]:
+        """Look at every record, and at what is derived from them; [] where all is well.
+
+        It reads the whole journal, beside whoever writes, and changes nothing. What it cannot know:
+        records that were lost together with the count of commits beside the file, and a change that
+        fits its checksum.
+
+        Args:
+            sessions: only these; the files they are in are checked whole.
+        """
+        return await self._shards.verify(sessions)
+
+    async def prune(
+        self,
+        *,
+        older_than: int | None = None,
+        sessions: Collection[str] | None = None,
+        keep: int = 0,
+    ) -> Pruned:
+        """Delete whole sessions that have not changed for long, or that are named.
+
+        Sessions that a living process writes are left, and named in the result. With both limits a
+        session must meet both.
+
+        Args:
+            older_than: in milliseconds since 1970: those that changed last before that.
+            sessions: only these.
+            keep: leave so many of those that changed last, of all there are.
+
+        Raises:
+            ValueError: neither limit is given, and `keep` is 0: that would be all.
+        """
+        if older_than is None and sessions is None and keep <= 0:
+            raise ValueError("prune: say older_than, sessions or keep")
+        self._shards.refuse_writing()
+        chosen = [
+            info.session_id
+            for info in (await self.sessions())[max(keep, 0) :]
+            if (older_than is None or info.updated < older_than)
+            and (sessions is None or info.session_id in sessions)
+        ]
+        removed: list[str] = []
+        in_use: dict[str, str] = {}
+        for session_id in chosen:
+            writer = await self._shards.writer_of(session_id)
+            try:
+                gone = await writer.call(
+                    partial(writer.delete, session_id=session_id, older_than=older_than, ours=False)
+                )
+            except JournalInUse as error:
+                in_use[session_id] = error.owner
+            else:
+                if gone:
+                    removed.append(session_id)
+        return Pruned(removed, in_use)
+
     async def delete(self, session_id: str) -> bool:
         if await self._shards.known() is None:
             self._shards.refuse_writing()
             return False
         writer = await self._shards.writer_of(session_id)
-        return bool(await writer.call(lambda session: writer.delete(session, session_id)))
+        return bool(await writer.call(partial(writer.delete, session_id=session_id)))
 
     async def aclose(self) -> None:
         await self._shards.aclose()
@@ -144,34 +299,80 @@ def _infos(
 ) -> list[SessionInfo]:
     if database is None:
         return []
-    if session_id is None:
-        rows = database.execute(_INFO)
+    if session_id is not None:
+        rows = database.execute(f"{_INFO} AND id=?", (id_bytes(session_id),)).fetchall()
     else:
-        rows = database.execute(f"{_INFO} AND id=?", (id_bytes(session_id),))
-    found: list[SessionInfo] = []
-    for stored, *row in rows:
-        known = id_text(stored)
         try:
-            index = index_of(row, name, known)
-            meta = (
-                {} if index.meta is None else msgspec.json.decode(index.meta, type=dict[str, Any])
-            )
-        except (JournalDamaged, msgspec.DecodeError) as error:
+            rows = database.execute(_INFO).fetchall()
+        except sqlite3.DatabaseError as error:
+            log.warning("%s: sessions are left out: %s", name, error)
+            rows = list(_readable_rows(database))
+    found: list[SessionInfo] = []
+    for row in rows:
+        try:
+            found.append(_info(row, name))
+        except (
+            JournalDamaged,
+            msgspec.DecodeError,
+            ValueError,
+            TypeError,
+            AttributeError,
+        ) as error:
             log.warning("a session is left out: %s", error)
-            continue
-        found.append(
-            SessionInfo(
-                session_id=known,
-                records=index.records,
-                created=index.created,
-                updated=index.updated,
-                meta=meta,
-                title=index.title,
-                turn_open=index.latest.get("turn_started", 0)
-                > index.latest.get("turn_completed", 0),
-            )
-        )
     return found
+
+
+def _readable_rows(database: sqlite3.Connection) -> Iterator[Sequence[Any]]:
+    for number, _ in known_sessions(database.execute):
+        with contextlib.suppress(sqlite3.DatabaseError):
+            yield from database.execute(f"{_INFO} AND number=?", (number,)).fetchall()
+
+
+def _info(row: Sequence[Any], name: str) -> SessionInfo:
+    session_id = id_text(row[0])
+    index = index_of(row[1:], name, session_id)
+    latest = index.latest
+    return SessionInfo(
+        session_id=session_id,
+        records=index.records,
+        created=index.created,
+        updated=index.updated,
+        meta={} if index.meta is None else msgspec.json.decode(index.meta, type=dict[str, Any]),
+        title=index.title,
+        turn_open=latest.get("turn_started", 0) > latest.get("turn_completed", 0),
+    )
+
+
+def _readable(
+    session_id: str, start: int, database: sqlite3.Connection | None
+) -> tuple[list[Record], list[Gap], int]:
+    """A run of what can be read from `start` on, the gaps in it, and where to go on, 0 at the end."""
+    records: list[Record] = []
+    gaps: list[Gap] = []
+    number = None if database is None else number_of(database.execute, session_id)
+    if database is None or number is None:
+        return records, gaps, 0
+    for found in scan(database.execute, session_id, number, start):
+        if isinstance(found, Gap):
+            gaps.append(found)
+        else:
+            records.append(found)
+            if len(records) == _FOLLOWED:
+                return records, gaps, found.offset + 1
+    noted = _noted(database, number)
+    last = max(start - 1, records[-1].offset if records else 0, gaps[-1].last if gaps else 0)
+    if noted > last:
+        gaps.append(Gap(last + 1, noted, "cannot be found"))
+    return records, gaps, 0
+
+
+def _noted(database: sqlite3.Connection, number: int) -> int:
+    """How many records a session should have, 0 where nobody knows."""
+    try:
+        row = database.execute("SELECT records FROM sessions WHERE number=?", (number,)).fetchone()
+    except sqlite3.DatabaseError:
+        return 0
+    return row[0] if row is not None and isinstance(row[0], int) else 0
 
 
 def _number_of(database: sqlite3.Connection, session_id: str) -> int | None:
@@ -186,6 +387,26 @@ def read_records(
 ) -> list[Record]:
     """The records of a session from `start` to `stop`, both there; raises `JournalDamaged`."""
     found: list[Record] = []
+    try:
+        _read_into(found, database, place, session_id, number, start, stop)
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CORRUPT:
+            raise
+        raise JournalDamaged(
+            place.name, str(error), session_id=session_id, offset=start + len(found)
+        ) from error
+    return found
+
+
+def _read_into(
+    found: list[Record],
+    database: sqlite3.Connection,
+    place: Place,
+    session_id: str,
+    number: int,
+    start: int,
+    stop: int,
+) -> None:
     low = base(number)
     rows = database.execute(
         "SELECT key, checks, body FROM records WHERE key BETWEEN coalesce("
@@ -198,7 +419,7 @@ def read_records(
             if record.offset < due:
                 continue
             if record.offset > stop:
-                return found
+                return
             if isinstance(record, Broken):
                 raise JournalDamaged(
                     place.name, record.reason, session_id=session_id, offset=record.offset
@@ -209,7 +430,6 @@ def read_records(
             due += 1
     if due <= stop:
         raise JournalDamaged(place.name, "it is missing", session_id=session_id, offset=due)
-    return found
 
 
 class SqliteLog(SessionLog):

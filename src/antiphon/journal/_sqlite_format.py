@@ -22,13 +22,14 @@ from zlib import crc32
 
 import msgspec
 
-from antiphon._errors import JournalError
+from antiphon._errors import JournalDamaged, JournalError
 from antiphon.journal._record import SESSION_CREATED, SESSION_UPDATE, Record
 from antiphon.journal._store import title_after
 from antiphon.schema import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import sqlite3
+    from collections.abc import Callable, Iterator, Sequence
 
     from antiphon.journal._record import Entry
 
@@ -39,8 +40,13 @@ __all__ = [
     "Index",
     "Row",
     "base",
+    "id_bytes",
+    "id_text",
+    "index_of",
+    "next_index",
     "pack_runs",
     "unpack_run",
+    "watermark",
 ]
 
 #: Offsets have 40 bits of a key, session numbers the 23 above them.
@@ -129,6 +135,16 @@ _MIDDLES = 256
 def base(number: int) -> int:
     """The key before all keys of a session."""
     return number << _SHIFT
+
+
+def id_bytes(session_id: str) -> bytes:
+    """How a session's id is stored: UTF-8, and half characters as they are."""
+    return session_id.encode("utf-8", "surrogatepass")
+
+
+def id_text(stored: bytes) -> str:
+    """The id that was stored."""
+    return stored.decode("utf-8", "surrogatepass")
 
 
 def _middle(kind: str, taint: str) -> tuple[bytes, str, str]:
@@ -245,6 +261,20 @@ def _row(key: int, lines: list[bytes], sums: list[int]) -> Row:
     return Row(key, pack(f"<{len(sums)}I", *sums), b"\n".join(lines))
 
 
+def next_index(index: Index, record: Record) -> Index:
+    """The index after one more record; what `pack_runs` does for many at once."""
+    tag = _tag_of(record.payload) if record.kind == SESSION_UPDATE else record.kind
+    meta, title, latest = index.meta, index.title, index.latest
+    if tag in STATE_TAGS:
+        latest = {**latest, tag: record.offset}
+        if tag == SESSION_CREATED and meta is None:
+            meta = record.payload.decode()
+        elif tag == _TITLED:
+            title = title_after(title, record.payload)
+    created = index.created if index.records else record.ts
+    return Index(record.offset, created, record.ts, meta, title, latest)
+
+
 def unpack_run(
     session_id: str, first: int, checks: bytes, body: bytes
 ) -> Iterator[Record | Broken]:
@@ -291,3 +321,23 @@ def _unpack_odd(
                 found[offset] = record
     for offset in range(first, first + max(count, 1)):
         yield found.get(offset) or Broken(offset, "its line cannot be found")
+
+
+def index_of(row: Sequence[Any], name: str, session_id: str) -> Index:
+    """The index in a row of `sessions`, from the column `records` on."""
+    records, created, updated, meta, title, latest = row
+    try:
+        offsets = msgspec.json.decode(latest, type=dict[str, int])
+    except (msgspec.DecodeError, TypeError):
+        raise JournalDamaged(name, "its index cannot be read", session_id=session_id) from None
+    return Index(records, created, updated, meta, title, offsets)
+
+
+def watermark(execute: Callable[..., sqlite3.Cursor], number: int) -> int:
+    """The last offset of a session, from its records themselves."""
+    start = base(number)
+    row = execute(
+        "SELECT key, length(checks) FROM records WHERE key BETWEEN ? AND ? ORDER BY key DESC LIMIT 1",
+        (start + 1, start + LAST_OFFSET),
+    ).fetchone()
+    return 0 if row is None else row[0] - start + row[1] // 4 - 1

@@ -40,6 +40,7 @@ __all__ = [
     "Mode",
     "connect",
     "explain",
+    "has_log",
     "make_directory",
     "make_shard",
     "read_shape",
@@ -297,9 +298,35 @@ def connect(directory: Path, shard: int, mode: Mode, durability: Durability) -> 
         raise JournalError(f"{name}: {error.strerror}") from error
     if status.st_size == 0:
         raise JournalDamaged(name, "it is empty")
-    options = "mode=ro" if mode == "look" else "mode=rw"
-    if mode == "look" and not _has_log(path):
-        options += "&immutable=1"
+    if mode == "look":
+        return _look(path, durability, immutable=not has_log(path))
+    return _open(path, "mode=rw", mode, durability)
+
+
+def _look(path: Path, durability: Durability, *, immutable: bool) -> sqlite3.Connection:
+    """Open for one who must not write.
+
+    Beside a log SQLite needs the log's index, which it shares with a living writer and makes where it
+    may. Without one nothing is to be shared: the file alone is read, and nothing beside it is made.
+    """
+    if immutable:
+        return _open(path, "mode=ro&immutable=1", "look", durability)
+    try:
+        return _open(path, "mode=ro", "look", durability)
+    except JournalDamaged:
+        raise
+    except JournalError as error:
+        cause = error.__cause__
+        if getattr(cause, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CANTOPEN:
+            raise
+        log.warning(
+            "%s: its log cannot be read, so what is newest is left out: %s", path.name, cause
+        )
+        return _open(path, "mode=ro&immutable=1", "look", durability)
+
+
+def _open(path: Path, options: str, mode: Mode, durability: Durability) -> sqlite3.Connection:
+    name = path.name
     database: sqlite3.Connection | None = None
     try:
         database = sqlite3.connect(
@@ -322,7 +349,7 @@ def connect(directory: Path, shard: int, mode: Mode, durability: Durability) -> 
 _BUSY_OPEN = 10.0
 
 
-def _has_log(path: Path) -> bool:
+def has_log(path: Path) -> bool:
     """Whether a log is beside a database, so that what is in the file alone is not all."""
     try:
         return path.with_name(path.name + "-wal").stat().st_size > 0

@@ -7,22 +7,26 @@ directory, and for the journal's owner. Leaves logs and sessions to `_sqlite`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from antiphon._errors import JournalError
+from antiphon._errors import JournalDamaged, JournalError
+from antiphon.journal._sqlite_damage import Damage, find_damages
+from antiphon.journal._sqlite_format import id_bytes
 from antiphon.journal._sqlite_owners import Owner
-from antiphon.journal._sqlite_schema import OWNERS, Loss, make_directory, read_shape
-from antiphon.journal._sqlite_thread import Place, Reader, Writer, id_bytes
+from antiphon.journal._sqlite_schema import MAX_SHARDS, OWNERS, Loss, make_directory, read_shape
+from antiphon.journal._sqlite_thread import Place, Reader, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Generator
     from pathlib import Path
 
-    from antiphon.journal._sqlite_schema import Durability
+    from antiphon.journal._sqlite_schema import Durability, Mode
 
 __all__ = ["Shards"]
 
@@ -62,6 +66,7 @@ class Shards:
         self._owner: Owner | None = None
         self._guard = threading.Lock()
         self._closing: asyncio.Future[None] | None = None
+        self._waking: set[asyncio.Event] = set()
 
     @property
     def closing(self) -> bool:
@@ -149,6 +154,39 @@ class Shards:
             )
         return writer
 
+    async def verify(self, sessions: Collection[str] | None) -> list[Damage]:
+        """What is wrong in all shards, or with these sessions."""
+        found: list[Damage] = []
+        try:
+            shards = await self.known() or 0
+        except JournalDamaged as error:
+            # Which shards there are can be seen in the directory, too.
+            found.append(Damage(error.file, None, None, str(error).removeprefix(f"{error.file}: ")))
+            shards = MAX_SHARDS
+        if sessions is None or found:
+            chosen = list(range(shards))
+        else:
+            chosen = sorted({_shard_of(session_id, shards) for session_id in sessions if shards})
+        stop = threading.Event()
+        mode: Mode = "look" if self._read_only else "read"
+        try:
+            for shard in chosen:
+                self.check()
+                look = partial(find_damages, self.directory, shard, mode, sessions, stop.is_set)
+                found += await asyncio.shield(_in_thread(look))
+        finally:
+            stop.set()
+        return found
+
+    @contextlib.contextmanager
+    def waking(self, news: asyncio.Event) -> Generator[None]:
+        """Have the event set when the journal is closed, too."""
+        self._waking.add(news)
+        try:
+            yield
+        finally:
+            self._waking.discard(news)
+
     def hurry(self, session_id: str) -> None:
         """Have what waits for the session's shard committed at once."""
         writer = (
@@ -179,6 +217,8 @@ class Shards:
         if self._closing is None:
             self._bind()
             self._closing = asyncio.ensure_future(self._close())
+            for news in self._waking:
+                news.set()
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:

@@ -15,18 +15,22 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from antiphon._errors import JournalDamaged, JournalError, JournalInUse
+from antiphon.journal._sqlite_damage import Gap, one_view, rebuild
 from antiphon.journal._sqlite_format import (
     LAST_OFFSET,
     LAST_SESSION,
     Index,
     base,
+    id_bytes,
+    index_of,
     pack_runs,
+    watermark,
 )
 from antiphon.journal._sqlite_owners import Owner, is_alive, owner_text, tidy
 from antiphon.journal._sqlite_schema import (
@@ -36,6 +40,7 @@ from antiphon.journal._sqlite_schema import (
     Mark,
     connect,
     explain,
+    has_log,
     make_shard,
     now,
     refuse_missing,
@@ -54,7 +59,7 @@ if TYPE_CHECKING:
     #: A future and how it ends.
     Outcome = tuple[asyncio.Future[Any], Any, BaseException | None]
 
-__all__ = ["Claim", "Place", "Reader", "Writer", "id_bytes", "id_text", "watermark"]
+__all__ = ["Claim", "Place", "Reader", "Session", "Writer"]
 
 log = logging.getLogger("antiphon.journal")
 
@@ -67,16 +72,6 @@ BUSY = 10.0
 LOG_BYTES = 16 << 20
 #: Seconds between looks for what other processes appended, while somebody follows.
 LOOK = 0.02
-
-
-def id_bytes(session_id: str) -> bytes:
-    """How a session's id is stored: UTF-8, and half characters as they are."""
-    return session_id.encode("utf-8", "surrogatepass")
-
-
-def id_text(stored: bytes) -> str:
-    """The id that was stored."""
-    return stored.decode("utf-8", "surrogatepass")
 
 
 class Place(NamedTuple):
@@ -449,17 +444,7 @@ class Writer(_Thread):
         changed = session.execute(
             "UPDATE sessions SET records=?, created=?, updated=?, meta=?, title=?, latest=?"
             " WHERE number=? AND generation=? AND records=?",
-            (
-                after.records,
-                after.created,
-                after.updated,
-                after.meta,
-                after.title,
-                msgspec.json.encode(after.latest).decode(),
-                claim.number,
-                claim.generation,
-                before.records,
-            ),
+            (*_columns(after), claim.number, claim.generation, before.records),
         )
         return changed.rowcount == 1
 
@@ -529,20 +514,43 @@ class Writer(_Thread):
         else:
             number, generation, other = row[:3]
             self._refuse_owned(session_id, number, other)
-            index = index_of(row[3:], self.place.name, session_id)
+            index = self._true_index(session, session_id, number, row[3:])
             claim = Claim(session_id, number, generation + 1, index)
-            if watermark(session.execute, number) != index.records:
-                raise JournalDamaged(
-                    self.place.name,
-                    f"{index.records} records are noted, and others are there",
-                    session_id=session_id,
-                )
             session.execute(
                 "UPDATE sessions SET generation=?, owner=? WHERE number=?",
                 (generation + 1, owner.name, number),
             )
         session.after.append(lambda: self.held.__setitem__(claim.number, claim))
         return claim
+
+    def _true_index(
+        self, session: Session, session_id: str, number: int, row: Sequence[Any]
+    ) -> Index:
+        """The index of a session, made anew from its records where it does not fit them."""
+        name = self.place.name
+        records = watermark(session.execute, number)
+        try:
+            index = index_of(row, name, session_id)
+        except JournalDamaged:
+            index = None
+        if index is not None and index.records == records:
+            return index
+        if index is not None and index.records > records:
+            # Offsets that somebody may have seen are never given out again.
+            raise JournalDamaged(name, "it is missing", session_id=session_id, offset=records + 1)
+        rebuilt = rebuild(session.execute, session_id, number)
+        if isinstance(rebuilt, Gap):
+            raise JournalDamaged(name, rebuilt.reason, session_id=session_id, offset=rebuilt.first)
+        log.warning("%s, session %r: its index was made anew", name, session_id)
+        self._set_index(session, number, rebuilt)
+        return rebuilt
+
+    def _set_index(self, session: Session, number: int, index: Index) -> None:
+        session.execute(
+            "UPDATE sessions SET records=?, created=?, updated=?, meta=?, title=?, latest=?"
+            " WHERE number=?",
+            (*_columns(index), number),
+        )
 
     def _refuse_owned(self, session_id: str, number: int, other: str | None) -> None:
         if other is None:
@@ -552,6 +560,9 @@ class Writer(_Thread):
                 raise JournalInUse(session_id, owner_text(other))
         elif is_alive(self.place.directory / OWNERS, other):
             raise JournalInUse(session_id, owner_text(other))
+        else:
+            with contextlib.suppress(OSError):  # an owner that has ended is never one again
+                (self.place.directory / OWNERS / other).unlink()
 
     def release(self, session: Session, claim: Claim) -> None:
         """Give a claim up; nothing where it is lost."""
@@ -565,20 +576,36 @@ class Writer(_Thread):
         )
         session.after.append(lambda: self._drop(claim))
 
-    def delete(self, session: Session, session_id: str) -> bool:
-        """Take a session away; its records are removed afterwards, and are nobody's until then."""
+    def delete(
+        self,
+        session: Session,
+        session_id: str,
+        *,
+        older_than: int | None = None,
+        ours: bool = True,
+    ) -> bool:
+        """Take a session away; its records are removed afterwards, and are nobody's until then.
+
+        Args:
+            session: the transaction.
+            session_id: which.
+            older_than: only if it has not changed since.
+            ours: also one that a log of this journal has claimed.
+
+        Raises:
+            JournalInUse: a living process has claimed it.
+        """
         row = session.execute(
-            "SELECT number, owner, records FROM sessions WHERE id=?", (id_bytes(session_id),)
+            "SELECT number, owner, records, updated FROM sessions WHERE id=?",
+            (id_bytes(session_id),),
         ).fetchone()
         if row is None:
             return False
-        number, other, records = row
-        if (
-            other is not None
-            and other != self._owner().name
-            and is_alive(self.place.directory / OWNERS, other)
-        ):
-            raise JournalInUse(session_id, owner_text(other))
+        number, other, records, updated = row
+        if older_than is not None and updated >= older_than:
+            return False
+        if not ours or other != self._owner().name:
+            self._refuse_owned(session_id, number, other)
         session.execute("DELETE FROM sessions WHERE number=?", (number,))
         session.execute("INSERT INTO garbage VALUES(?)", (number,))
         session.after.append(lambda: self._after_delete(number))
@@ -619,6 +646,11 @@ def _all_failed(jobs: Iterable[_Append | _Call], error: JournalError) -> list[Ou
     return [(job.future, None, error) for job in jobs]
 
 
+def _columns(index: Index) -> tuple[int, int, int, str | None, str | None, str]:
+    latest = msgspec.json.encode(index.latest).decode()
+    return index.records, index.created, index.updated, index.meta, index.title, latest
+
+
 def _refusal(claim: Claim) -> JournalInUse | None:
     return None if claim.lost is None else JournalInUse(claim.session_id, claim.lost)
 
@@ -652,28 +684,11 @@ def _pack(
     return every, answers, index
 
 
-def index_of(row: Sequence[Any], name: str, session_id: str) -> Index:
-    """The index in a row of `sessions`, from the column `records` on."""
-    records, created, updated, meta, title, latest = row
-    try:
-        offsets = msgspec.json.decode(latest, type=dict[str, int])
-    except (msgspec.DecodeError, TypeError):
-        raise JournalDamaged(name, "its index cannot be read", session_id=session_id) from None
-    return Index(records, created, updated, meta, title, offsets)
-
-
-def watermark(execute: Callable[..., sqlite3.Cursor], number: int) -> int:
-    """The last offset of a session, from its records themselves."""
-    start = base(number)
-    row = execute(
-        "SELECT key, length(checks) FROM records WHERE key BETWEEN ? AND ? ORDER BY key DESC LIMIT 1",
-        (start + 1, start + LAST_OFFSET),
-    ).fetchone()
-    return 0 if row is None else row[0] - start + row[1] // 4 - 1
-
-
 class Reader(_Thread):
-    """Reads a shard beside its writers; starts with its first work."""
+    """Reads a shard beside its writers; starts with its first work.
+
+    While sessions are followed it looks for what others appended, too.
+    """
 
     def __init__(
         self,
@@ -691,7 +706,13 @@ class Reader(_Thread):
             SimpleQueue()
         )
         self._database: sqlite3.Connection | None = None
+        #: With no lock and no log; what the file was when it was opened.
+        self._alone: tuple[int, int] | None = None
+        self._version = -1
+        self._follows: list[tuple[str, Callable[[int], None]]] = []
         self._start()
+
+    # On the loop.
 
     def call(self, run: Callable[[sqlite3.Connection | None], Any]) -> asyncio.Future[Any]:
         """Have something read, within one view of the database; None stands for no database yet."""
@@ -699,42 +720,112 @@ class Reader(_Thread):
         self._jobs.put((run, future))
         return future
 
+    def follow(self, session_id: str, moved: Callable[[int], None]) -> Callable[[], None]:
+        """Call `moved` on the loop with a session's watermark, whenever the shard has changed.
+
+        Returns what ends that.
+        """
+        entry = (session_id, moved)
+        # The thread takes a list as it is: it is replaced, never changed.
+        self._follows = [*self._follows, entry]
+        if len(self._follows) == 1:
+            self.call(_nothing)  # it waits without a bound
+
+        def end() -> None:
+            self._follows = [each for each in self._follows if each is not entry]
+
+        return end
+
     def close(self) -> None:
         """Have it finish what was handed over, and end."""
         self._jobs.put(None)
 
+    # In the thread.
+
     def _work(self) -> None:
+        due = 0.0
         try:
-            while (job := self._jobs.get()) is not None:
-                run, future = job
+            while True:
                 try:
-                    outcome: Outcome = (future, self._read(run), None)
-                except JournalError as error:
-                    outcome = (future, None, error)
-                except Exception as error:
-                    log.exception("%s: reading failed", self.place.name)
-                    failure = JournalError(f"{self.place.name}: {type(error).__name__}: {error}")
-                    failure.__cause__ = error
-                    outcome = (future, None, failure)
-                self._tell([outcome])
-                del job, run, future, outcome
+                    job = self._jobs.get(timeout=LOOK if self._follows else None)
+                except Empty:
+                    pass
+                else:
+                    if job is None:
+                        return
+                    self._tell([self._answer(*job)])
+                    del job
+                # Asked for anew: whoever came meanwhile has read a mark that is older than this look.
+                if (follows := self._follows) and time.monotonic() >= due:
+                    self._look(follows)
+                    due = time.monotonic() + LOOK
         finally:
             self._disconnect()
 
+    def _answer(self, run: Callable[..., Any], future: asyncio.Future[Any]) -> Outcome:
+        try:
+            return future, self._read(run), None
+        except JournalError as error:
+            return future, None, error
+        except Exception as error:
+            log.exception("%s: reading failed", self.place.name)
+            failure = JournalError(f"{self.place.name}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return future, None, failure
+
+    def _look(self, follows: Sequence[tuple[str, Callable[[int], None]]]) -> None:
+        """Tell those who follow, if anything was committed since the last look."""
+        try:
+            database = self._current()
+            if database is None:
+                return
+            (version,) = database.execute("PRAGMA data_version").fetchone()
+            if version == self._version:
+                return
+            marks = self._read(lambda view: _watermarks(view, follows))
+        except (JournalError, sqlite3.Error) as error:
+            log.info("%s: looking for news: %s", self.place.name, error)
+            return
+        self._version = version
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(_moved, marks)
+
     def _read(self, run: Callable[[sqlite3.Connection | None], Any]) -> Any:
         try:
-            database = self._database or self._connect()
-            if database is None:
-                return run(None)
-            database.execute("BEGIN")
-            try:
-                return run(database)
-            finally:
-                if database.in_transaction:
-                    database.execute("COMMIT")
+            while True:
+                database = self._current()
+                if database is None:
+                    return run(None)
+                try:
+                    with one_view(database):
+                        value = run(database)
+                except (JournalDamaged, sqlite3.DatabaseError):
+                    if self._unchanged():
+                        raise
+                    continue  # it was changed under us, without a lock
+                if self._unchanged():
+                    return value
         except sqlite3.Error as error:
             self._disconnect()
             raise explain(error, self.place.name) from error
+
+    def _current(self) -> sqlite3.Connection | None:
+        """The database, opened anew where it is another than before."""
+        if self._database is not None and not self._unchanged():
+            self._disconnect()
+        return self._database or self._connect()
+
+    def _unchanged(self) -> bool:
+        """Whether a file that is read without locks is still what it was, and still has no log."""
+        return self._alone is None or self._alone == self._looks()
+
+    def _looks(self) -> tuple[int, int] | None:
+        path = self.place.directory / self.place.name
+        try:
+            status = path.stat()
+            return None if has_log(path) else (status.st_mtime_ns, status.st_size)
+        except OSError:
+            return None
 
     def _connect(self) -> sqlite3.Connection | None:
         place = self.place
@@ -742,17 +833,46 @@ class Reader(_Thread):
             refuse_missing(place.directory, place.shard)
             return None
         mark = Mark(place.directory, place.shard, write=False)
-        acknowledged = mark.read()
+        acknowledged = mark.read()  # before the database is looked at, which others may write to
         mark.close()
+        if self._mode == "look":
+            self._alone = self._looks()
         database = connect(place.directory, place.shard, self._mode, "power")
-        self._database = database
-        (commits,) = database.execute("SELECT value FROM meta WHERE key='commits'").fetchone()
-        if commits < acknowledged:
-            self._lost(Loss(place.name, acknowledged - commits))
+        self._database, self._version = database, -1
+        try:
+            (commits,) = database.execute("SELECT value FROM meta WHERE key='commits'").fetchone()
+            if commits < acknowledged:
+                self._lost(Loss(place.name, acknowledged - commits))
+        except (sqlite3.DatabaseError, TypeError) as error:
+            log.warning("%s: its counters cannot be read: %s", place.name, error)
         return database
 
     def _disconnect(self) -> None:
         database, self._database = self._database, None
+        self._alone = None
         if database is not None:
             with contextlib.suppress(sqlite3.Error):
                 database.close()
+
+
+def _nothing(_database: sqlite3.Connection | None) -> None:
+    """Wakes a thread."""
+
+
+def _watermarks(
+    database: sqlite3.Connection | None, follows: Sequence[tuple[str, Callable[[int], None]]]
+) -> list[tuple[Callable[[int], None], int]]:
+    found: list[tuple[Callable[[int], None], int]] = []
+    if database is None:
+        return found
+    for session_id, moved in follows:
+        row = database.execute(
+            "SELECT number FROM sessions WHERE id=?", (id_bytes(session_id),)
+        ).fetchone()
+        found.append((moved, 0 if row is None else watermark(database.execute, row[0])))
+    return found
+
+
+def _moved(marks: Iterable[tuple[Callable[[int], None], int]]) -> None:
+    for moved, mark in marks:
+        moved(mark)
