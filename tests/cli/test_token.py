@@ -278,6 +278,19 @@ def test_a_file_that_holds_no_seed_is_exit_code_2(token: Run, tmp_path: Path) ->
     assert SEED.hex()[1:] not in refused.err
 
 
+def test_a_token_that_nobody_reads_is_not_reported_as_minted(seed_file: str) -> None:
+    for how in (">&-", "> /dev/full"):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {how}', "sh", *COMMAND, "token", *mint(seed_file)],
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=20,
+        )
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+
+
 # ------------------------------------------------------------------ inspect
 
 

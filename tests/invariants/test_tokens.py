@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon import AuthRequired, Durability, DurableAgent, RequestError, Turn
 from antiphon.journal import _claims, _token
 from antiphon.journal._attach import (
     AttachContext,
@@ -27,7 +28,6 @@ from antiphon.journal._attach import (
     Denied,
     Grant,
     admit,
-    attach_denied,
 )
 from antiphon.journal._claims import Claims, as_base64url
 from antiphon.journal._ed25519 import public_key
@@ -38,6 +38,8 @@ from antiphon.journal._rider import Rider
 from antiphon.journal._subscriber import Subscriber
 from antiphon.journal._token import Token, verify_token
 from antiphon.journal._writers import Writers
+from antiphon.sessions import _durable_router
+from antiphon.testing import raw_client
 from tests.invariants.controls import changed, controlled
 from tests.journal.tokens import (
     CLAIMS,
@@ -430,21 +432,74 @@ def malformed() -> list[object]:
     ]
 
 
-@pytest.mark.covers("AP10")
-async def test_whatever_is_wrong_with_a_token_the_answer_is_the_same() -> None:
-    assert isinstance(await admit(at(NOW), context(TOKEN)), Grant)
-    reasons = set[str]()
-    answers = set[tuple[object, ...]]()
-    for token in malformed():
-        denied = await admit(at(NOW), context(token))
-        assert isinstance(denied, Denied), token
-        reasons.add(f"{denied.reason} {denied.detail}")
-        # The one answer there is takes no reason, so it can tell none.
-        error = attach_denied()
-        answers.add((error.code, error.message, error.data))
+def counted(original: Any) -> RequestError:
+    error: RequestError = original()
+    COUNTED.append(error)
+    error.message += "." * (len(COUNTED) % 2)
+    return error
 
-    assert len(reasons) >= 10
-    assert len(answers) == 1
+
+def wants_a_login(_original: Any) -> RequestError:
+    return AuthRequired()
+
+
+COUNTED: list[object] = []
+
+
+class Silent(DurableAgent):
+    async def prompt(self, turn: Turn) -> None: ...
+
+
+@pytest.mark.covers("AP10")
+@controlled(
+    counted=changed(_durable_router, "attach_denied", counted),
+    wants_a_login=changed(_durable_router, "attach_denied", wants_a_login),
+)
+async def test_whatever_is_wrong_with_a_token_the_answer_is_the_same() -> None:
+    journal = MemoryJournal()
+    writers = Writers(journal)
+    await (await writers.ensure(SESSION, journal)).append(Entry("note", b"{}", "system"))
+    await writers.aclose()
+    reasons = list[str]()
+
+    def watched(context: AttachContext) -> Grant:
+        try:
+            granted = at(NOW)(context)
+        except AttachRefused as refused:
+            reasons.append(refused.reason)
+            raise
+        reasons.append("left to the funnel")
+        return granted
+
+    durability = Durability(journal, policy=watched, clock=lambda: NOW)
+    async with raw_client(Silent(), journal=durability) as raw:
+        shaken = len(raw.raw_frames)
+        asked = 1000
+        # One that there is, and two that there never were.
+        for session_id in (SESSION, "other", "never"):
+            for token in malformed():
+                if session_id == "other" and token == with_claims(sid="other"):
+                    continue  # which is right for it
+                for method in ("_raxol/session.load", "session/load"):
+                    rider = {} if token is None else {"capability": token}
+                    params: dict[str, Any] = {
+                        "sessionId": session_id,
+                        "cwd": "/",
+                        "mcpServers": [],
+                        "_meta": {"raxol.io": {"fromOffset": 99, **rider}},
+                    }
+                    asked += 1
+                    await raw.ask(method, params, asked)
+
+        assert raw.raw_frames[shaken:] == [
+            b'{"jsonrpc":"2.0","id":%d,"error":{"code":-32000,"message":"attach denied"}}' % number
+            for number in range(1001, asked + 1)
+        ]
+        assert len(reasons) == asked - 1000
+        assert len(set(reasons)) >= 10
+        right = {"sessionId": SESSION, "cwd": "/", "_meta": {"raxol.io": {"capability": TOKEN}}}
+        assert "result" in await raw.ask("_raxol/session.load", right, 1)
+    await durability.aclose()
 
 
 # ------------------------------------------------------------------ AP11, AP12: whose keys

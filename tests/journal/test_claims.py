@@ -76,6 +76,26 @@ def test_what_is_no_such_text_is_none(token: object) -> None:
     assert read_token(token) is None
 
 
+def test_a_text_of_a_type_of_its_own_is_the_text_that_it_is() -> None:
+    class Text(str):
+        __slots__ = ()
+
+        def raises(self, *_given: object, **_named: object) -> Any:
+            raise AssertionError
+
+        __len__ = encode = isascii = __getitem__ = __eq__ = split = raises  # pyright: ignore[reportAssignmentType]
+        __hash__ = str.__hash__
+
+    class Data(bytes):
+        __len__ = split = __getitem__ = __eq__ = __bytes__ = Text.raises  # pyright: ignore[reportAssignmentType]
+        __hash__ = bytes.__hash__
+
+    assert unverified_claims(Text(TOKEN)) == CLAIMS
+    assert unverified_claims(Data(TOKEN.encode())) == CLAIMS
+    assert unverified_claims(Text("x" * 5000)) is None
+    assert unverified_claims(Data(b"x" * 5000)) is None
+
+
 @pytest.mark.parametrize(
     "signature",
     [

@@ -162,13 +162,14 @@ def _mint(options: argparse.Namespace) -> int:
         if error.failure == "ttl_too_long":
             more = "; --archival allows 30d, --max-ttl anything"
         return _refuse(options, error.failure, f"{error}{more}")
+    output = Output()
     if options.json:
         claims = unverified_claims(token) or {}
         known = {"kid": issuer.kid, "session": options.session, "expires_at": claims["exp"]}
-        Output().line({"type": "token", **known, "token": token})
+        output.line({"type": "token", **known, "token": token})
     else:
-        Output().text(f"{token}\n")
-    return OK
+        output.text(f"{token}\n")
+    return REFUSED if output.lost else OK  # a token that nobody has is none
 
 
 def _issuer(options: argparse.Namespace) -> Issuer:

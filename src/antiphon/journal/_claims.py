@@ -169,13 +169,14 @@ def as_base64url(data: bytes) -> bytes:
 
 def _as_bytes(token: object) -> bytes | None:
     """V1: at most 4096 bytes of ASCII; nothing else can be a token."""
+    # The types' own methods: a subclass may have others, and they may do anything.
     if isinstance(token, str):
         # Counted before it is copied: a character is at least a byte.
-        if len(token) > MAX_BYTES or not token.isascii():
+        if str.__len__(token) > MAX_BYTES or not str.isascii(token):
             return None
-        return token.encode()
-    if isinstance(token, bytes) and len(token) <= MAX_BYTES:
-        return token
+        return str.encode(token)
+    if isinstance(token, bytes) and bytes.__len__(token) <= MAX_BYTES:
+        return bytes.__getitem__(token, slice(None))
     return None
 
 
