@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,37 @@ def test_a_directory_that_is_none_is_no_keyring(tmp_path: Path) -> None:
             Keyring.load(place)
         assert raised.value.kid is None
         assert str(place) in str(raised.value)
+
+
+def test_a_key_that_is_taken_out_while_the_directory_is_read_is_not_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("k1", "k2"):
+        (tmp_path / f"{name}.pub").write_text(HEX)
+    names = os.listdir(tmp_path)
+    (tmp_path / "k1.pub").unlink()
+    monkeypatch.setattr(os, "listdir", lambda _folder: names)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    assert Keyring.load(tmp_path) == {"k2": PUBLIC}
+
+    # A link that leads nowhere was not taken out: somebody means a key by it.
+    (tmp_path / "k1.pub").symlink_to("nowhere")
+    with pytest.raises(KeyringError, match="key 'k1'"):
+        Keyring.load(tmp_path)
+
+
+def test_a_mapping_that_is_changed_while_files_are_read_does_no_harm(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {}
+
+    class Reached:
+        def __fspath__(self) -> str:
+            keys["k3"] = PUBLIC
+            return str(path)
+
+    path = tmp_path / "k1"
+    path.write_text(HEX)
+    keys.update(k1=Reached(), k2=PUBLIC)
+
+    assert sorted(Keyring(keys)) == ["k1", "k2"]
 
 
 def test_a_directory_without_keys_believes_nobody(tmp_path: Path) -> None:

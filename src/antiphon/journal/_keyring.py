@@ -59,7 +59,8 @@ class Keyring(Mapping[str, bytes]):
     __slots__ = ("_keys",)
 
     def __init__(self, keys: Mapping[str, KeySource]) -> None:
-        self._keys = {kid: _public_key(kid, source) for kid, source in keys.items()}
+        # A copy first: a mapping may be changed elsewhere while files are read.
+        self._keys = {kid: _public_key(kid, source) for kid, source in dict(keys).items()}
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Keyring:
@@ -75,13 +76,17 @@ class Keyring(Mapping[str, bytes]):
             names = sorted(os.listdir(folder))
         except OSError as error:
             raise KeyringError(f"{folder}: {error.strerror or 'cannot be read'}") from error
-        return cls(
-            {
-                name.removesuffix(_SUFFIX): folder / name
-                for name in names
-                if name.endswith(_SUFFIX) and not name.startswith(".")
-            }
-        )
+        keys: dict[str, KeySource] = {}
+        for name in names:
+            if name.endswith(_SUFFIX) and not name.startswith("."):
+                kid = name.removesuffix(_SUFFIX)
+                try:
+                    keys[kid] = _public_key(kid, folder / name)
+                except KeyringError:
+                    # Taken out meanwhile is taken out, and no reason to refuse the others.
+                    if os.path.lexists(folder / name):
+                        raise
+        return cls(keys)
 
     @classmethod
     def of(cls, source: KeyringSource) -> Keyring:
