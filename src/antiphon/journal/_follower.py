@@ -100,15 +100,22 @@ class Follower(Audience):
 
     def _rest(self) -> None:
         """Stop following where nobody listens."""
-        if self._pump is not None and not self._seats and not self._coming:
-            pump, self._pump = self._pump, None
-            pump.cancel()
+        if not self._seats and not self._coming:
+            self._leave_off()
 
     def _stop(self, reason: str) -> None:
-        pump, self._pump = self._pump, None
-        if pump is not None and pump is not asyncio.current_task():
-            pump.cancel()
+        self._leave_off()
         self._end_all(reason)
+
+    def _leave_off(self) -> None:
+        pump, self._pump = self._pump, None
+        if pump is None:
+            return
+        # One that is cancelled before its first step does not take it.
+        if self._started is not None and not self._started.done():
+            self._started.set_result(self._over())
+        if pump is not asyncio.current_task():
+            pump.cancel()
 
     async def _run(self, started: asyncio.Future[Exception | None]) -> None:
         reason = "writer_down"
@@ -121,6 +128,8 @@ class Follower(Audience):
                     seats = list(self._seats.values())
                     for record in run:
                         self._give(record, seats)
+                    if self._pump is not asyncio.current_task():
+                        return
             finally:
                 aclose = getattr(runs, "aclose", None)
                 if aclose is not None:
@@ -132,8 +141,6 @@ class Follower(Audience):
             else:
                 log.warning("session %r is not followed any more: %s", self.session_id, error)
         finally:
-            if not started.done():
-                started.set_result(self._over())
             if self._pump is asyncio.current_task():
                 self._stop(reason)
 

@@ -123,10 +123,8 @@ class Writers:
             JournalInUse: another process writes it.
             JournalError: the store cannot be written.
         """
-        place = self._place(session_id)
-        while place.busy is not None:
+        while (place := self._place(session_id)).busy is not None:
             await _outcome(place)
-        self._places[session_id] = place
         self._begin(place, self._delete(place))
         outcome = await _outcome(place)
         if isinstance(outcome, Exception):
