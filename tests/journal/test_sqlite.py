@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from antiphon.journal import Entry, JournalError, JournalInUse, SqliteJournal
+from antiphon.testing import JournalLaw, journal_laws
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -317,3 +318,12 @@ async def test_a_record_of_16_mib_is_kept(directory: Path) -> None:
     assert await log.read(1, 3) == records
     assert await log.read(2, 2) == records[1:2]
     await journal.aclose()
+
+
+@pytest.mark.parametrize(
+    "law",
+    [*journal_laws(SqliteJournal), *journal_laws(lambda path: SqliteJournal(path, shards=1))],
+    ids=repr,
+)
+def test_it_keeps_the_laws_of_a_journal(law: JournalLaw) -> None:
+    law()

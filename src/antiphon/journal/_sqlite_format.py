@@ -23,7 +23,7 @@ from zlib import crc32
 import msgspec
 
 from antiphon._errors import JournalDamaged, JournalError
-from antiphon.journal._record import SESSION_CREATED, SESSION_UPDATE, Record
+from antiphon.journal._record import SESSION_CREATED, SESSION_UPDATE, Record, tag_of_update
 from antiphon.journal._store import title_after
 from antiphon.schema import encode
 
@@ -126,6 +126,7 @@ class _Head(msgspec.Struct, gc=False):
 _decode_tagged = msgspec.json.Decoder(_Tagged).decode
 _decode_head = msgspec.json.Decoder(_Head).decode
 _PAYLOAD = b',"payload":'
+_TAG = b'"sessionUpdate"'
 
 #: What comes between the offset and the time: there are few pairs of kind and taint.
 _middles: dict[tuple[str, str], tuple[bytes, str, str]] = {}
@@ -163,7 +164,7 @@ def _middle(kind: str, taint: str) -> tuple[bytes, str, str]:
 
 
 def _tag_of(payload: bytes) -> str:
-    """The tag of a payload; raises `JournalError` for what is no JSON object.
+    """The tag of an update's payload; raises `JournalError` for what is no JSON object.
 
     A row is for ever, so what could not be read again is refused here.
     """
@@ -172,27 +173,30 @@ def _tag_of(payload: bytes) -> str:
     try:
         if not payload.isascii():
             payload.decode()
-        return _decode_tagged(payload).session_update
+        tag = _decode_tagged(payload).session_update
     except UnicodeDecodeError as error:
         raise JournalError(f"a payload is not UTF-8: {error}") from None
     except RecursionError:
         return ""  # deeper than we can look; it is kept as it is
     except msgspec.DecodeError:
-        return _odd_tag(payload)
+        _check_odd(payload)
+        return tag_of_update(payload)
+    # Nearly all that is journaled is no state, and then this answer is right.
+    if tag in STATE_TAGS or payload.count(_TAG) > 1:
+        return tag_of_update(payload)
+    return tag
 
 
-def _odd_tag(payload: bytes) -> str:
+def _check_odd(payload: bytes) -> None:
     """For what the strict decoder refuses: a tag that is no text, escapes of half a character."""
     try:
         value: Any = json.loads(payload)
     except RecursionError:
-        return ""
+        return
     except ValueError as error:
         raise JournalError(f"a payload is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise JournalError(f"a payload is a JSON {type(value).__name__}, not an object")
-    tag: Any = value.get("sessionUpdate")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return tag if isinstance(tag, str) else ""
 
 
 def pack_runs(
