@@ -76,8 +76,7 @@ soak: $(VENV)/.ready-tests
 # 500 writers killed, logs cut at every byte: minutes. make crash ARGS="-k killed"
 crash: $(VENV)/.ready-tests
 	ANTIPHON_CRASHES="$${ANTIPHON_CRASHES:-500}" $(BIN)/python -m pytest -s \
-		tests/attacks/test_journal_crash.py tests/attacks/test_journal_damage.py \
-		tests/attacks/test_journal_owners.py $(ARGS)
+		tests/attacks/test_journal_*.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-* $(CACHE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

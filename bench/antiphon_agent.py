@@ -41,4 +41,5 @@ class BenchAgent(Agent):
             assert await turn.read_text_file("/src/main.py")
 
 
-serve_stdio(BenchAgent())
+if __name__ == "__main__":
+    serve_stdio(BenchAgent())
