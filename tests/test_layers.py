@@ -124,6 +124,8 @@ ARROWS: dict[str, dict[str, str]] = {
         "_connect": "each connection is one `serve`",
         "_errors": "what ends the programme goes on; a server that was closed",
         "core": "limits",
+        "journal": "what keeps an agent's sessions, in annotations",
+        "sessions": "how it does, in annotations",
         "transports": "sockets, and those who connect to them",
     },
     "content": {

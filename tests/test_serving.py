@@ -28,7 +28,7 @@ from antiphon import (
     serve_unix,
 )
 from antiphon import _serving as serving
-from antiphon.transports import SocketTransport
+from antiphon.transports import _socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,6 +101,13 @@ def plain(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)))
 
 
+async def call(sock: socket.socket, number: int, method: str, **params: Any) -> bytes:
+    """Ask something; the beginning of what comes then."""
+    request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+    sock.sendall(json.dumps(request).encode() + b"\n")
+    return await asyncio.to_thread(sock.recv, 65536)
+
+
 # ------------------------------------------------------------------ serving
 
 
@@ -140,9 +147,9 @@ async def test_an_agent_is_shared_and_a_class_or_function_makes_one_for_each(
 
 async def test_the_links_are_told_with_who_is_there(listen: Listen) -> None:
     async with listen(Echo()) as server:
-        assert server.connections == ()
+        assert not server.connections
         async with connect(server.address) as agent:
-            (link,) = server.connections
+            [link] = server.connections
             assert link.info["kind"] == server.address.partition(":")[0]
             assert repr(server) == f"<AgentServer at {server.address}, 1 connections>"
 
@@ -156,10 +163,14 @@ async def test_a_connection_is_recorded_in_a_file_of_its_own(
     listen: Listen, tmp_path: Path
 ) -> None:
     seen: list[str] = []
+
+    def note(direction: str, _: bytes) -> None:
+        seen.append(direction)
+
     async with listen(Echo(), record=tmp_path / "wire.ndjson") as server:
         await ask(server.address)
         await ask(server.address)
-    async with listen(Echo(), record=lambda direction, _: seen.append(direction)) as server:
+    async with listen(Echo(), record=note) as server:
         await ask(server.address)
 
     for number in (1, 2):
@@ -374,21 +385,11 @@ async def test_a_client_that_does_not_read_delays_no_other(
 
     async with listen(Chatty(), limits=Limits(close_grace=0.1)) as server:
         with plain(server.address) as client:
-            for number, (method, params) in enumerate(
-                [
-                    ("initialize", {"protocolVersion": 1}),
-                    ("session/new", {"cwd": "/", "mcpServers": []}),
-                ]
-            ):
-                message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-                client.sendall(json.dumps(message).encode() + b"\n")
-                answer = json.loads(await asyncio.to_thread(client.recv, 65536))
-            prompt = {
-                "sessionId": answer["result"]["sessionId"],
-                "prompt": [{"type": "text", "text": "much"}],
-            }
-            message = {"jsonrpc": "2.0", "id": 2, "method": "session/prompt", "params": prompt}
-            client.sendall(json.dumps(message).encode() + b"\n")
+            await call(client, 0, "initialize", protocolVersion=1)
+            opened = await call(client, 1, "session/new", cwd="/", mcpServers=[])
+            session_id = json.loads(opened)["result"]["sessionId"]
+            text = {"type": "text", "text": "much"}
+            await call(client, 2, "session/prompt", sessionId=session_id, prompt=[text])
             await until(lambda: server.connections[0].unsent)
 
             assert await ask(server.address) == "little"
@@ -437,12 +438,12 @@ async def test_connections_past_the_limit_are_told_so(
 async def test_a_client_that_says_nothing_is_disconnected(
     listen: Listen,
 ) -> None:
-    async with listen(Echo(), limits=Limits(startup_timeout=0.05)) as server:
-        async with connect(server.address) as agent:
-            with plain(server.address) as silent:
-                assert await asyncio.to_thread(silent.recv, 1) == b""
-            session = await agent.new_session(cwd="/")
-            assert (await session.prompt("hi")).text == "echo: hi"
+    limits = Limits(startup_timeout=0.05)
+    async with listen(Echo(), limits=limits) as server, connect(server.address) as agent:
+        with plain(server.address) as silent:
+            assert await asyncio.to_thread(silent.recv, 1) == b""
+        session = await agent.new_session(cwd="/")
+        assert (await session.prompt("hi")).text == "echo: hi"
 
 
 async def test_many_that_come_and_go_leave_nothing(listen: Listen) -> None:
@@ -465,14 +466,13 @@ async def test_many_that_come_and_go_leave_nothing(listen: Listen) -> None:
 def other_user(monkeypatch: pytest.MonkeyPatch) -> int:
     """The user who connects is not ours."""
     uid = os.geteuid() + 1
-    info_of = SocketTransport.info.fget
-    assert info_of is not None
+    info_of = _socket.info_of
 
-    def info(transport: SocketTransport) -> dict[str, Any]:
-        found = info_of(transport)
+    def other(sock: socket.socket) -> dict[str, Any]:
+        found = info_of(sock)
         return {**found, "peer": {**found["peer"], "uid": uid}}
 
-    monkeypatch.setattr(SocketTransport, "info", property(info))
+    monkeypatch.setattr(_socket, "info_of", other)
     return uid
 
 
@@ -502,13 +502,23 @@ async def test_users_can_be_allowed(tmp_path: Path, other_user: int) -> None:
 async def test_who_is_not_known_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unknown = property(lambda _: {"kind": "unix", "peer": None})
-    monkeypatch.setattr(SocketTransport, "info", unknown)
+    def nothing(_: socket.socket) -> None: ...
+
+    monkeypatch.setattr(_socket, "peer_credentials", nothing)
     async with serve_unix(Echo(), tmp_path / "s") as server:
         with pytest.raises(StartError):
             await connect(server.address)
 
     assert "it is not known whose it is" in caplog.text
+
+
+SOMEBODY_ELSE = """
+import os, socket, sys
+os.setuid(65534)
+client = socket.socket(socket.AF_UNIX)
+client.connect("\\0" + sys.argv[1].removeprefix("unix:@"))
+print(client.recv(1))
+"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -517,13 +527,7 @@ async def test_a_real_other_user_is_refused_by_the_kernel_s_word(tmp_path: Path)
     async with serve_unix(Echo(), f"@antiphon-test-{os.getpid()}") as server:
         done = await asyncio.to_thread(
             subprocess.run,
-            [
-                sys.executable,
-                "-c",
-                "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX);"
-                "s.connect('\\0' + sys.argv[1][6:]); print(s.recv(1))",
-                server.address,
-            ],
+            [sys.executable, "-c", SOMEBODY_ELSE, server.address],
             capture_output=True,
             cwd=folder,
             timeout=20,

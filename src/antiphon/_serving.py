@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from antiphon._connect import Record, Telemetry
+    from antiphon.journal import Journal
+    from antiphon.sessions import Durability
     from antiphon.transports._listener import Listening
 
 __all__ = ["AgentServer", "serve_tcp", "serve_unix"]
@@ -276,7 +278,7 @@ def serve_unix(
     limits: Limits | None = None,
     record: Record | None = None,
     telemetry: Telemetry | None = None,
-    journal: Any = None,
+    journal: Journal | Durability | None = None,
 ) -> AgentServer:
     """Serve an agent to many clients on a Unix socket.
 
@@ -337,7 +339,7 @@ def serve_tcp(
     limits: Limits | None = None,
     record: Record | None = None,
     telemetry: Telemetry | None = None,
-    journal: Any = None,
+    journal: Journal | Durability | None = None,
 ) -> AgentServer:
     """Serve an agent to many clients on a TCP port of this machine.
 

@@ -57,9 +57,9 @@ def pair(kind: str) -> Iterator[Pair]:
 
 
 async def started(
-    peer: str | socket.socket, limits: Limits | None = None
+    peer: str | socket.socket, limits: Limits | None = None, *, accepted: bool = True
 ) -> tuple[SocketTransport, Recorder]:
-    transport, receiver = SocketTransport(peer, limits), Recorder()
+    transport, receiver = SocketTransport(peer, limits, accepted=accepted), Recorder()
     await transport.start(receiver)
     return transport, receiver
 
@@ -461,6 +461,19 @@ async def test_no_browser_speaks_over_a_unix_socket() -> None:
     assert await receiver.have(2) == [b"noise", b"{}"]
     await transport.aclose()
     there.close()
+
+
+async def test_who_connected_by_other_means_is_a_client_too(pair: Pair) -> None:
+    here, there = pair
+    transport, receiver = await started(here, accepted=False)
+    there.sendall(b"noise, but no browser\n")
+    there.shutdown(socket.SHUT_WR)
+
+    await receiver.lost.wait()
+
+    assert receiver.received == [b"noise, but no browser"]
+    assert transport.describe().startswith(("unix agent (uid ", "tcp agent (127.0.0.1:"))
+    await transport.aclose()
 
 
 # ------------------------------------------------------------------ connecting

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import random
+import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from antiphon.testing import Recorder
+from antiphon.testing import Recorder, byte_pair
 from antiphon.transports import (
     MemoryTransport,
     ProcessTransport,
     Receiver,
+    SocketTransport,
     StdioTransport,
     Transport,
     memory_pair,
@@ -22,11 +25,18 @@ from antiphon.transports import (
 
 if TYPE_CHECKING:
     # For the type checkers: each class is a `Transport`, the recorder a `Receiver`.
-    KINDS: list[type[Transport]] = [MemoryTransport, ProcessTransport, StdioTransport]
+    KINDS: list[type[Transport]] = [
+        MemoryTransport,
+        ProcessTransport,
+        SocketTransport,
+        StdioTransport,
+    ]
     A_RECEIVER: type[Receiver] = Recorder
 
 
-@pytest.mark.parametrize("kind", [MemoryTransport, ProcessTransport, StdioTransport])
+@pytest.mark.parametrize(
+    "kind", [MemoryTransport, ProcessTransport, SocketTransport, StdioTransport]
+)
 def test_a_transport_has_the_methods_of_the_contract_with_their_signatures(kind: type) -> None:
     methods = {
         name: method
@@ -53,8 +63,31 @@ async def echo_process() -> Transport:
     return ProcessTransport(["cat"])
 
 
+async def echo_socket(here: socket.socket, there: socket.socket) -> Transport:
+    other = SocketTransport(there, accepted=False)
+    await other.start(
+        Recorder(on_frames=lambda frames: other.send([f for f in frames if isinstance(f, bytes)]))
+    )
+    return SocketTransport(here, accepted=False)
+
+
+async def echo_unix() -> Transport:
+    return await echo_socket(*socket.socketpair())
+
+
+async def echo_tcp() -> Transport:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = socket.create_connection(server.getsockname())
+        return await echo_socket(there, server.accept()[0])
+
+
 Echo = Callable[[], Awaitable[Transport]]
-ECHOES: dict[str, Echo] = {"memory": echo_in_memory, "process": echo_process}
+ECHOES: dict[str, Echo] = {
+    "memory": echo_in_memory,
+    "process": echo_process,
+    "unix": echo_unix,
+    "tcp": echo_tcp,
+}
 
 
 @pytest.fixture(params=ECHOES)
@@ -126,6 +159,20 @@ async def test_reading_can_be_paused_before_the_start(echo: Echo) -> None:
 
     assert await receiver.have(1) == [b"a"]
     await transport.aclose()
+
+
+async def test_each_tells_what_it_is_and_who_is_there() -> None:
+    here, there = socket.socketpair()
+    known = {"uid": os.geteuid(), "gid": os.getegid(), "pid": os.getpid()}
+    sides = [SocketTransport(here), SocketTransport(there)]
+
+    assert memory_pair()[0].info == {"kind": "process", "peer": None}
+    assert byte_pair()[0].info == {"kind": "process", "peer": None}
+    assert ProcessTransport(["cat"]).info == {"kind": "stdio", "peer": None}
+    assert StdioTransport().info == {"kind": "stdio", "peer": None}
+    assert [side.info for side in sides] == [{"kind": "unix", "peer": known}] * 2
+    for side in sides:
+        await side.aclose()
 
 
 def test_the_door_knows_what_it_lists_and_nothing_else() -> None:

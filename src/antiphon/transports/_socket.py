@@ -47,10 +47,9 @@ _TEXTS = {
 class SocketTransport(StreamTransport):
     """Frames over a Unix or TCP socket; satisfies `Transport`.
 
-    Given an address it is a client's: `start` connects, and the end of what the agent writes is the end
-    of the connection. Given a socket it is that of a server, or of a client that connected by itself:
-    the end of what the peer writes is `input_ended`, so that a client that ends its writing side still
-    gets its answers; one that has closed its Unix socket altogether is lost at once.
+    Where we have connected, the end of what the peer writes is the end of the connection. Where it was
+    accepted, that is `input_ended`, so that a client that ends its writing side still gets its answers;
+    one that has closed its Unix socket altogether is lost at once.
 
     It takes two descriptors, since each direction is closed by itself.
 
@@ -60,8 +59,10 @@ class SocketTransport(StreamTransport):
 
     Args:
         peer: `"unix:PATH"`, `"unix:@NAME"` (an abstract socket of Linux), `"tcp:HOST:PORT"`,
-            `"tcp:[IPV6]:PORT"`; or a connected stream socket, which is owned from here on.
+            `"tcp:[IPV6]:PORT"`, which `start` connects to; or a connected stream socket, which is owned
+            from here on.
         limits: `frame_bytes` is used.
+        accepted: of a socket that is given: whether it was the peer who connected.
         connect_timeout: seconds for connecting; None for the system's own bound.
 
     Raises:
@@ -73,6 +74,7 @@ class SocketTransport(StreamTransport):
         peer: str | socket.socket,
         limits: Limits | None = None,
         *,
+        accepted: bool = True,
         connect_timeout: float | None = 10.0,
     ) -> None:
         super().__init__(limits)
@@ -88,10 +90,11 @@ class SocketTransport(StreamTransport):
         if isinstance(peer, str):
             kind = "unix" if isinstance(self._address, UnixAddress) else "tcp"
             self._info: dict[str, Any] = {"kind": kind, "peer": None}
-            self._wary = False
+            self._accepted = self._wary = False
         else:
             self._info = info_of(peer)
-            self._wary = self._info["kind"] == "tcp"
+            self._accepted = accepted
+            self._wary = accepted and self._info["kind"] == "tcp"
 
     async def start(self, receiver: Receiver) -> None:
         """Connect, if that is still to be done, and begin to deliver.
@@ -137,12 +140,13 @@ class SocketTransport(StreamTransport):
         """Name it in logs and errors: "unix:/run/agent.sock", "unix client (uid 1000, pid 4711)"."""
         if self._address is not None:
             return str(self._address)
-        peer = self._info["peer"]
+        kind, peer = self._info["kind"], self._info["peer"]
+        name = f"{kind} {'client' if self._accepted else 'agent'}"
         if peer is None:
-            return f"{self._info['kind']} client"
-        if self._info["kind"] == "unix":
-            return f"unix client (uid {peer['uid']}, pid {peer['pid']})"
-        return f"tcp client ({str(TcpAddress(**peer)).removeprefix('tcp:')})"
+            return name
+        if kind == "unix":
+            return f"{name} (uid {peer['uid']}, pid {peer['pid']})"
+        return f"{name} ({str(TcpAddress(**peer)).removeprefix('tcp:')})"
 
     def refuse_input(self) -> None:
         """Take nothing more: as if the peer had ended its writing side. What came is answered.
@@ -216,7 +220,7 @@ class SocketTransport(StreamTransport):
     def _input_over(self, error: OSError | None) -> None:
         if error is not None:
             self._fail(error, "the connection broke")
-        elif self._address is not None or self._writer is None or _hung_up(self._writing):
+        elif not self._accepted or self._writer is None or _hung_up(self._writing):
             self._finish()
         elif self._receiver is not None and not self._refusing:
             self._receiver.input_ended()

@@ -48,6 +48,11 @@ class Transport(Protocol):
     Laws: frames accepted by `send` arrive in that order or the connection is lost; `connection_lost`
     comes once and is last; `start` is called once, and nothing is delivered before it; after
     `connection_lost` or `aclose`, `send` is a no-op.
+
+    One may also have a property `info`, which says what kind it is and who the peer is, as this end knows
+    it and never by the peer's word: `{"kind": "process" | "stdio" | "unix" | "tcp", "peer": None}`, of a
+    Unix socket with `{"uid", "gid", "pid"}` and of TCP with `{"host", "port"}` as the peer. Who may attach
+    to a session is decided by it; a transport without one is no kind that is trusted.
     """
 
     async def start(self, receiver: Receiver) -> None:
