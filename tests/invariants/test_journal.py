@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,6 +29,7 @@ from antiphon.journal import (
 )
 from tests.invariants.controls import changed, controlled, together
 from tests.journal.attachments import SESSION, Link, offset_of, session, update, written
+from tests.journal.schedules import Reader, hold
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -96,15 +98,20 @@ async def history_first(original: Any, self: Subscriber) -> int:
 
 async def cached(original: Any, self: Subscriber) -> int:
     """The mark is a number that somebody keeps, and that lags."""
-    stale = await self._log.high_watermark()
-
-    async def lags() -> int:
-        return stale - 1
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(self._log, "high_watermark", lags)
-        mark: int = await original(self)
+    self._log = Lagging(self._log, await self._log.high_watermark() - 1)
+    mark: int = await original(self)
     return mark
+
+
+class Lagging(Staged):
+    """A log with somebody's number for its mark."""
+
+    def __init__(self, log: SessionLog, mark: int) -> None:
+        super().__init__(log)
+        self.mark = mark
+
+    async def high_watermark(self) -> int:
+        return self.mark
 
 
 async def looks_early(original: Any, self: Subscriber) -> int:
@@ -615,3 +622,74 @@ async def test_who_holds_more_than_there_is_hears_how_much_and_nothing_else(hist
     fine = Link()
     assert await fine.subscriber(log, writer, Rider(5, history)).attach() == 4
     assert fine.offsets == []
+
+
+# ------------------------------------------------------------------ any order
+
+
+def drawn(seed: int) -> Any:
+    """Schedules as hypothesis would draw them, the same in each run."""
+    chance = random.Random(seed)
+
+    def one() -> tuple[str, Any]:
+        action = chance.choice(("append", "append", "attach", "attach", "take", "run", "run"))
+        if action == "append":
+            return action, chance.randint(1, 9)
+        return action, chance.choice((None, 0, 1, 2, 5)) if action != "run" else chance.randint(
+            1, 3
+        )
+
+    return [[one() for _ in range(chance.randint(5, 25))] for _ in range(2)]
+
+
+def from_the_last_offset(original: Any, self: Reader, room: int | None) -> None:
+    """A client that asks again for the last that it holds."""
+    held, self.held = self.held, self.held[:-1]
+    original(self, room)
+    self.held = held
+
+
+WRONG = {
+    "history_first": REGISTERS_LATE,
+    "cached": CACHED,
+    "looks_early": EARLY,
+    "no_gate": changed(Subscriber, "_forward", gate_open),
+    "from_the_last_offset": changed(Reader, "attach", from_the_last_offset),
+    "published_ahead": changed(Writer, "submit", published_ahead),
+    "no_agent": taint_dropped("agent"),
+    "answered_first": changed(Subscriber, "attach", answered_first),
+}
+
+
+@pytest.mark.virtual_time  # whoever waits for what never comes is found out at once
+@pytest.mark.covers("J2", "P-BUS2")
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_random_schedules_find_each_wrong_variant(wrong: str) -> None:
+    """And so would find it in ours: tests/journal/test_subscriber.py plays the same."""
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+    before = asyncio.all_tasks()
+    found = False
+    for seed in range(200):
+        EXPECTED[0] = 1
+        with WRONG[wrong]() as used:
+            try:
+                async with asyncio.timeout(60):
+                    await hold(drawn(seed), credit=2, before=seed % 9, follows=False)
+            except (AssertionError, TimeoutError):
+                found = True
+            finally:
+                left = asyncio.all_tasks() - before
+                for task in left:
+                    task.cancel()
+                if left:
+                    await asyncio.wait(left, timeout=5)
+        assert not [one for one in used if isinstance(one, BaseException)]
+        if found:
+            assert used
+            break
+    assert found, f"200 schedules do not find {wrong}"
+
+
+async def test_random_schedules_find_nothing_in_ours() -> None:
+    for seed in range(200):
+        await hold(drawn(seed), credit=2, before=seed % 9, follows=seed % 2 == 1)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from antiphon import ConnectionClosed, InvalidParams, ResourceNotFound
 from antiphon.core import error_frame
 from antiphon.journal import (
-    SESSION_UPDATE,
     Entry,
     FrameHeads,
     JournalError,
@@ -25,7 +24,8 @@ from antiphon.journal import (
     Writer,
 )
 from antiphon.journal._subscriber import _LONGEST, _PAGE, _PAGE_BYTES, Subscriber
-from tests.journal.attachments import SESSION, Link, offset_of, session, update, written
+from tests.journal.attachments import SESSION, Link, session, update, written
+from tests.journal.schedules import hold, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -1130,12 +1130,12 @@ async def test_a_pump_that_is_cancelled_with_everything_else_ends_it() -> None:
 async def test_a_load_that_is_cancelled_is_undone_wherever_it_is() -> None:
     """At each of its steps: nothing more is sent, nothing stays registered."""
     sent = 0
-    for steps in range(40):
+    for turns in range(40):
         writer, log = await written(70)
         link = Link(room=40)
         subscriber = link.subscriber(log, writer)
         attaching = asyncio.create_task(subscriber.attach())
-        for _ in range(steps):
+        for _ in range(turns):
             await asyncio.sleep(0)
         attaching.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -1253,127 +1253,13 @@ async def test_waiting_before_the_answer_includes_history() -> None:
 # ------------------------------------------------------------------ any order
 
 
-class Reader:
-    """A client that attaches, is slow, lags, goes and comes again; it heals from what it holds."""
-
-    def __init__(self, log: SessionLog, writer: Writer) -> None:
-        self.log, self.writer = log, writer
-        self.held: list[int] = []
-        self.updates: list[Any] = []
-        self.link = Link()
-        self.subscriber: Subscriber | None = None
-        self.attaching: asyncio.Task[int] | None = None
-
-    def attach(self, room: int | None) -> None:
-        if self.attaching is None:
-            self.link = Link(room=room)
-            start = self.held[-1] + 1 if self.held else 0
-            self.subscriber = self.link.subscriber(self.log, self.writer, Rider(start))
-            self.attaching = asyncio.create_task(self.subscriber.attach())
-
-    def leave(self) -> None:
-        if self.attaching is not None and self.subscriber is not None:
-            self.attaching.cancel()
-            self.subscriber.detach()
-            self.take_over()
-
-    def lose(self) -> None:
-        if self.attaching is not None:
-            self.link.lose()
-
-    def take_over(self) -> None:
-        """What the link was given is what the client holds."""
-        self.check()
-        if self.attaching is not None and self.attaching.done() and not self.attaching.cancelled():
-            self.attaching.exception()
-        self.held += self.link.offsets
-        self.updates += [m for m in self.link.messages if offset_of(m) is not None]
-        self.link = Link()
-        self.attaching = self.subscriber = None
-
-    def over(self) -> bool:
-        if self.attaching is None or self.subscriber is None:
-            return False
-        return self.subscriber.over is not None and self.attaching.done()
-
-    def check(self) -> None:
-        """One answer at most, history in front of it, the last word behind everything."""
-        shown = self.link.shown
-        said: dict[str, int] = {
-            item[0]: index for index, item in enumerate(shown) if isinstance(item, tuple)
-        }
-        assert list(said) in (ALL_SAID[:count] for count in range(4))
-        if "reply" in said:
-            at, mark = said["reply"], shown[said["reply"]][1]
-            assert shown[at - 1] == ("caught_up", mark + 1)
-            assert all(offset <= mark for offset in shown[: at - 1])
-            assert all(offset > mark for offset in self.link.offsets[at - 1 :])
-        if "lagged" in said:
-            assert shown[-1] == ("lagged", max(shown[said["reply"]][1], *self.link.offsets, 0))
-            assert said["lagged"] == len(shown) - 1
-
-
-ALL_SAID = ["caught_up", "reply", "lagged"]
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("append"), st.integers(1, 12)),
-        st.tuples(st.just("attach"), st.none() | st.integers(0, 6)),
-        st.tuples(st.just("leave"), st.none()),
-        st.tuples(st.just("lose"), st.none()),
-        st.tuples(st.just("take"), st.none() | st.integers(0, 9)),
-        st.tuples(st.just("run"), st.integers(1, 4)),
-    ),
-    max_size=30,
-)
-
-
-@settings(max_examples=400)
-@given(st.lists(steps, min_size=1, max_size=2), st.integers(1, 5), st.integers(0, 40))
+@pytest.mark.parametrize("follows", [False, True], ids=["writer", "follower"])
+@settings(max_examples=250)
+@given(st.lists(steps, min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 40))
 async def test_history_and_live_are_the_durable_records_each_once_in_order(
-    schedules: list[list[tuple[str, Any]]], credit: int, before: int
+    follows: bool, schedules: list[list[tuple[str, Any]]], credit: int, before: int
 ) -> None:
-    writer, log = await session(credit=credit)
-    for number in range(before):
-        writer.submit(update(f"{number}"))
-    readers = [Reader(log, writer) for _ in schedules]
-    for turn in range(max(map(len, schedules))):
-        for reader, schedule in zip(readers, schedules, strict=True):
-            action, value = schedule[turn] if turn < len(schedule) else ("run", 1)
-            if action == "append":
-                for number in range(value):
-                    writer.submit(update(f"{turn}.{number}"))
-            elif action == "attach":
-                reader.attach(value)
-            elif action == "leave":
-                reader.leave()
-            elif action == "lose":
-                reader.lose()
-            elif action == "take":
-                reader.link.take(value)
-            else:
-                for _ in range(value):
-                    await asyncio.sleep(0)
-            if reader.over():
-                reader.take_over()
-    await writer.append(update("the last"))
-    last = await log.high_watermark()
-    for reader in readers:
-        while not reader.held or reader.held[-1] < last:
-            if reader.attaching is not None:
-                reader.link.take()
-                with suppress(ConnectionClosed):
-                    await reader.attaching
-                if reader.subscriber is not None:
-                    await reader.subscriber.reached(last)
-                    reader.subscriber.detach()
-                reader.take_over()
-            else:
-                reader.attach(None)
-        assert reader.held == list(range(1, last + 1))
-        stored = [found.data for found in await log.read(1, last) if found.kind == SESSION_UPDATE]
-        told = [m["params"]["update"] for m in reader.updates if m["method"] == "session/update"]
-        assert told == stored
-    await writer.aclose()
+    await hold(schedules, credit=credit, before=before, follows=follows)
 
 
 # ------------------------------------------------------------------ what it costs
