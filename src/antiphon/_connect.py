@@ -18,7 +18,7 @@ from antiphon.sessions import AgentPeer, ClientPeer, Reattach
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Sequence
     from types import TracebackType
 
     from antiphon._agent import Agent
@@ -297,7 +297,7 @@ async def serve(
             await durability.flush((limits or Limits()).close_grace)
 
 
-def _durability(agent: Agent, journal: Journal | Durability | None) -> Durability | None:
+def _durability(agent: Agent | None, journal: Journal | Durability | None) -> Durability | None:
     if journal is None:
         journal = getattr(agent, "journal", None)
     if journal is None:
@@ -323,8 +323,7 @@ async def run_stdio(
     client: `antiphon run MODULE:AGENT` secures the descriptors before it imports your code. While it
     imports, this returns at once: it is the command that serves.
     """
-    if _left_to_the_command is not None:
-        _left_to_the_command.append(agent)
+    if is_left_to_the_command(agent):
         return
 
     from antiphon.transports import StdioTransport
@@ -338,6 +337,15 @@ async def run_stdio(
         telemetry=telemetry,
         journal=journal,
     )
+
+
+def is_left_to_the_command(agent: Agent | None) -> bool:
+    """Whether it is a command that serves what is being imported; then this agent is noted."""
+    if _left_to_the_command is None:
+        return False
+    if agent is not None:
+        _left_to_the_command.append(agent)
+    return True
 
 
 @contextmanager
@@ -379,13 +387,38 @@ def serve_stdio(
     Raises:
         MissingExtra: uvloop was asked for and is not installed.
     """
-    if _left_to_the_command is not None:
-        _left_to_the_command.append(agent)
+    if is_left_to_the_command(agent):
         return
 
     from antiphon.transports import secure_stdio
 
     secure_stdio()
+
+    async def main(durability: Durability | None) -> None:
+        await run_stdio(
+            agent,
+            unstable=unstable,
+            limits=limits,
+            record=record,
+            telemetry=telemetry,
+            journal=durability,
+        )
+
+    run_program(main, agent, journal, uvloop=uvloop)
+
+
+def run_program(
+    main: Callable[[Durability | None], Coroutine[Any, Any, None]],
+    agent: Agent | None,
+    journal: Journal | Durability | None,
+    *,
+    uvloop: bool,
+) -> None:
+    """Run what serves as a whole programme: SIGTERM cancels it, and the journal is closed at its end.
+
+    Raises:
+        MissingExtra: uvloop was asked for and is not installed.
+    """
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if uvloop:
         try:
@@ -394,7 +427,7 @@ def serve_stdio(
             raise MissingExtra("fast", "uvloop") from None
         factory = new_event_loop
 
-    async def main() -> None:
+    async def whole() -> None:
         task = asyncio.current_task()
         if task is not None:
             with suppress(NotImplementedError, RuntimeError, ValueError):
@@ -402,18 +435,11 @@ def serve_stdio(
         durability = _durability(agent, journal)
         try:
             with suppress(asyncio.CancelledError):
-                await run_stdio(
-                    agent,
-                    unstable=unstable,
-                    limits=limits,
-                    record=record,
-                    telemetry=telemetry,
-                    journal=durability,
-                )
+                await main(durability)
         finally:
             if durability is not None:
                 await durability.aclose()
                 await durability.journal.aclose()
 
     with bounded_runner(factory) as runner:
-        runner.run(main())
+        runner.run(whole())

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from antiphon._agent import Agent
-from antiphon._connect import serve
+from antiphon._connect import is_left_to_the_command, run_program, serve
 from antiphon._errors import ENDING, LocalProtocolError
 from antiphon.core import Limits
 from antiphon.transports import SocketTransport, TcpAddress, UnixAddress
@@ -115,6 +115,29 @@ class AgentServer:
             await self._ended.wait()
         finally:
             await self.aclose()
+
+    def run(self, *, uvloop: bool = False) -> None:
+        """`serve_forever` as a whole programme: closes and returns on SIGTERM or Ctrl-C.
+
+        A handler, task or worker thread that does not end then is left behind after a few seconds. A
+        journal is closed at the end, and turns that outlived their connections are ended before. Returns
+        at once in a module that `antiphon run` imports: it is the command that serves then.
+
+        Args:
+            uvloop: run on uvloop.
+
+        Raises:
+            OSError: it cannot listen.
+            MissingExtra: uvloop was asked for and is not installed.
+        """
+        agent = self._agent if isinstance(self._agent, Agent) else None
+        if is_left_to_the_command(agent):
+            return
+
+        async def main(_: Durability | None) -> None:
+            await self.serve_forever()
+
+        run_program(main, agent, self._options.get("journal"), uvloop=uvloop)
 
     async def aclose(self) -> None:
         """Accept nothing more, let what runs be answered, and close all connections.
