@@ -131,7 +131,8 @@ class Attachment:
         self.wanted = False
         self.ended: AttachmentClosed | None = None
         self.capability: Capability = None
-        self._busy = 0  # attaches under way
+        self._asked = False  # an attach is under way, and not answered
+        self._loose = True  # the records that are no updates are left out
         self._call: _AttachCall | None = None
         self._over: asyncio.Future[None] | None = None  # of what is under way
         self._tries = 0  # in a row, without anything new
@@ -147,7 +148,7 @@ class Attachment:
         self._ignoring = False
         self._loaded = 0  # updates that had come when a plain load began
         self._mark = 0  # up to which the last attach was to bring everything
-        self._renewing = False  # once what is under way is over
+        self._again_wanted = False  # once what is under way is over
         self._observers: tuple[Callable[[SessionRecord], object], ...] = ()
 
     @property
@@ -157,8 +158,8 @@ class Attachment:
 
     @property
     def attaching(self) -> bool:
-        """Whether an attach is under way."""
-        return self._busy > 0
+        """Whether an attach is under way, and its answer not here."""
+        return self._asked
 
     @property
     def _doubles(self) -> bool:
@@ -187,6 +188,7 @@ class Attachment:
                 self.connection.emit(
                     "attachment_lagged", session=self.session.session_id, offset=self.offset
                 )
+                self.live = False
                 self._attach_again()
         elif isinstance(notice, Closed) and self.live and not self.attaching:
             self._closed(notice.reason)
@@ -200,24 +202,26 @@ class Attachment:
             return True
         if offset <= held:
             return False
-        if self.attaching:
-            return False
-        if self.live:
+        if self._loose:  # those of a plain load
+            self.offset = offset
+            return True
+        if self.live and not self.attaching:
             self.connection.emit(
                 "attachment_gap", session=self.session.session_id, offset=held, next=offset
             )
             self._attach_again()
-            return False
-        # A plain load of a durable agent: the records that are no updates are left out.
-        self.offset = offset
-        return True
+        return False
 
     def _update(self, raw: msgspec.Raw, frame: bytes) -> None:
         own, inbox = self._own, self.inbox
         if own is not None and own.running:
             place = own.place(raw)
             if place is Place.turn:
-                inbox.put_as(raw, frame, "turn", inbox.turn)
+                missed, given = own.before(raw, doubles=self._doubles)
+                for copy in missed:
+                    self._give(copy.raw, copy.frame)
+                if not given:
+                    self._give(raw, frame)
             elif place is Place.outside:
                 self._outside(own, raw, frame)
         elif own is not None:
@@ -247,15 +251,16 @@ class Attachment:
             # Of a record that is no newer than the mark at which it was attached, without its history.
             self._give(raw, frame)
             return
-        place = own.told()
-        if not place:
-            return
-        if not self.live or len(own.held) >= _HELD:
+        given = not self.live
+        if given:
             self._release(own)
-            own.give(place)
+        if not own.told(raw, frame, given=given):
+            return
+        if given:
             self._give(raw, frame)
             return
-        own.held.append((place, raw, frame))
+        if own.held > _HELD:
+            self._release(own)
         if self._late is None:
             self._late = self.connection.loop.call_later(_BEHIND, self._behind)
 
@@ -264,10 +269,8 @@ class Attachment:
 
     def _release(self, own: OwnTurn) -> None:
         """No other copies come: show those that are held."""
-        while own.held:
-            place, raw, frame = own.held.popleft()
-            own.give(place)
-            self._give(raw, frame)
+        for copy in own.release():
+            self._give(copy.raw, copy.frame)
 
     def _behind(self) -> None:
         """What came without an offset does not come with one: nobody sends it."""
@@ -280,7 +283,7 @@ class Attachment:
             self._late = self.connection.loop.call_later(_BEHIND, self._behind)
         else:  # the agent could not store them
             self._release(own)
-            own.from_now_on(told_only=True)
+            own.told_only = True
 
     def observe(self, observer: Callable[[SessionRecord], object]) -> Callable[[], None]:
         """Call `observer` with each record that is no update; returns what ends that."""
@@ -330,7 +333,7 @@ class Attachment:
     def turn_sent(self, turn: PromptTurn) -> None:
         """A prompt is about to be sent."""
         self._ignoring = False
-        if self.live or self.attaching:
+        if self.live or self._over is not None:
             self._own = self._new_own(turn, 0)
 
     def _new_own(self, turn: PromptTurn, delivered: int) -> OwnTurn:
@@ -349,9 +352,9 @@ class Attachment:
             return self._set_adrift(own)
         if error is not None and not isinstance(error, (RequestError, RemoteProtocolError)):
             return False
-        if own.outcome is not None or not (self.live or self.attaching):
+        if own.outcome is not None or not (self.live or self._over is not None):
             return False
-        if not own.running and self.live and not self.attaching and not self._doubles:
+        if not own.running and self.live and self._over is None and not self._doubles:
             return False  # refused, or cancelled before it began
         own.answer = (result, error)
         self._ask_mark(own)
@@ -461,17 +464,16 @@ class Attachment:
             self._finished()
 
     def _begin(self) -> None:
-        self._busy += 1
+        self._asked, self._loose = True, False
         self._over = self.connection.create_future()
 
     def _finished(self) -> None:
-        self._busy -= 1
+        self._asked = False
         over, self._over = self._over, None
         if over is not None and not over.done():
             over.set_result(None)
-        if self._renewing:
-            self.renew()
-        elif self.live and self.offset < self._mark:
+        again, self._again_wanted = self._again_wanted, False
+        if (again and self.wanted) or (self.live and self.offset < self._mark):
             self._attach_again()
 
     async def _ask(
@@ -504,6 +506,7 @@ class Attachment:
         *,
         blocking: bool,
     ) -> int:
+        self._asked = True
         call = self._call = _AttachCall(self, from_offset, history, blocking=blocking)
         if self._own is None and self.session.turn is not None:
             # Its prompt was sent before the session was attached.
@@ -512,7 +515,7 @@ class Attachment:
             skipped = from_offset > self.offset + 1
             self.offset = from_offset - 1
             if skipped and self._own is not None:
-                self._own.from_now_on(told_only=self._doubles)
+                self._own.from_now_on()
         try:
             self._open(call, permit, timeout)
             return await self._answer(call)
@@ -557,7 +560,7 @@ class Attachment:
 
     def begin_load(self) -> None:
         """A plain load begins: it is read from its start, and the numbers of its records noted."""
-        self.offset, self.live = 0, False
+        self.offset, self.live, self._loose = 0, False, True
         self._loaded = self.inbox.received
 
     @property
@@ -572,14 +575,14 @@ class Attachment:
 
     def opened(self) -> None:
         """It is over. Idempotent."""
-        if self._busy:
+        if self._over is not None:
             self._finished()
 
     def attached(
         self, from_offset: int, history: History, mark: int, error: Exception | None
     ) -> None:
         """The answer to an attach, in its place in the stream: what comes now is live."""
-        own = self._own
+        own, self._asked = self._own, False
         if error is not None:
             return
         self.live = self.wanted = self.session.peer.has_attached = True
@@ -589,7 +592,7 @@ class Attachment:
             self.inbox.view.end_load()
         if history == "tip":
             if own is not None:
-                own.from_now_on(told_only=self._doubles)
+                own.from_now_on()
             self.offset = max(self.offset, mark)
         self.connection.emit(
             "session_attached",
@@ -629,24 +632,24 @@ class Attachment:
 
     def renew(self) -> None:
         """Attach behind the last record that came, over a link that was made for that."""
-        self._renewing = self.attaching
-        if self.wanted and not self.live:
+        if self._over is not None:
+            self._again_wanted = True
+        elif self.wanted and not self.live:
             self._attach_again()
 
     def _attach_again(self) -> None:
         """Attach behind the last record that came, in a task: we are in the reader."""
-        if self.attaching:
+        if self.attaching or self.connection.closed:
+            return
+        if self._over is not None:
+            self._again_wanted = True
             return
         if self.connection.loop.time() - self._settled > _RESTED:
             self._tries = 0
         self._begin()
-        self.connection.create_task(self._again())
-
-    async def _again(self) -> None:
-        try:
-            await self._until_attached()
-        finally:
-            self._finished()
+        task = self.connection.create_task(self._until_attached())
+        # Not at the end of the task itself, which may be cancelled before it has begun.
+        task.add_done_callback(lambda _: self._finished())
 
     async def _until_attached(self) -> None:
         connection = self.connection
@@ -693,6 +696,7 @@ class Attachment:
                 offset=self.offset,
                 reason=reason,
             )
+            self.live = False
             self._attach_again()
         else:
             self.close(reason, None)
@@ -703,7 +707,7 @@ class Attachment:
         """It is over: tell who iterates over the session."""
         closed = AttachmentClosed(self.session.session_id, reason, self.offset)
         closed.__cause__ = cause
-        self.ended, self.live, self.wanted = closed, False, False
+        self.ended, self.live, self.wanted, self._loose = closed, False, False, True
         self.connection.emit(
             "attachment_closed", session=self.session.session_id, offset=self.offset, reason=reason
         )
@@ -720,7 +724,7 @@ class Attachment:
 
     def stop(self) -> None:
         """The session is closed here, or was detached: nothing is attached again."""
-        self.live = self.wanted = False
+        self.live, self.wanted, self._loose = False, False, True
         own = self._own
         if own is not None:
             self._release(own)

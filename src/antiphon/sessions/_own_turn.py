@@ -1,9 +1,10 @@
 """The open turn of an attached session whose prompt was sent here: which records are its own.
 
 Its updates come as records with an offset, between its `turn_started` and its `turn_completed`. They
-may come without one as well: before the session was attached, or from an agent that tells the
+may come without one as well: while the session is not attached, or from an agent that tells the
 connection which prompts in addition to its subscribers (resumable-sessions §4.1). Both copies come in
-the same order, so that the place of an update in the turn tells which of them is the second.
+the same order and say the same, which tells which of them is the second; one without an offset that
+has no other could not be stored, and is shown all the same.
 
 Leaves the delivery of what is to be shown to `_attachment`, and the end of the turn to `_session`.
 """
@@ -17,15 +18,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from antiphon._errors import RequestError
-from antiphon.schema import decode, encode
+from antiphon.schema import decode, encode, loads
 from antiphon.sessions._attach_frames import KEY, same_block, user_block
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from antiphon.sessions._session import PromptTurn
 
 __all__ = ["Outcome", "OwnTurn", "Place"]
+
+
+#: So many copies are remembered for the sake of their second.
+_REMEMBERED = 1 << 14
 
 
 class Place(Enum):
@@ -80,27 +85,26 @@ class OwnTurn:
         running: whether its records have begun and not ended.
         outcome: how its records say that it ended; None while they do not.
         answer: the answer to its prompt, where that came before its last records.
-        delivered: how many of its updates its consumer was given.
         adrift: the link on which it was prompted is gone, so that no answer will come.
-        held: copies without an offset that came before the others: (place in the turn, raw, frame).
         needed: where set, the offset with which nothing of the turn is missing.
         told_only: the copies without an offset are the ones that count.
     """
 
-    def __init__(self, turn: PromptTurn, delivered: int, *, prompts: bool) -> None:
+    def __init__(self, turn: PromptTurn, given: int, *, prompts: bool) -> None:
         self.turn = turn
         self.running = False
         self.outcome: Outcome | None = None
         self.answer: tuple[Any, Exception | None] | None = None
-        self.delivered = delivered
         self.adrift = False
-        self.held: deque[tuple[int, Any, bytes]] = deque()
         self.needed: int | None = None
-        self._told = delivered  # copies without an offset that came
-        self._given = delivered  # and those of them that its consumer was given
-        self._numbered = 0  # copies with an offset that came
-        self._aligned = True  # whether the places of both are comparable
-        self.told_only = False  # whether only copies without an offset count
+        self.told_only = False
+        # Updates that it was given before anything was known of its records: they come again.
+        self._given = given
+        # Copies without an offset whose second is not here, and whether they were given.
+        self._told: deque[_Told] = deque(maxlen=_REMEMBERED)
+        self._held = 0  # of them, not given
+        # Copies with an offset whose second is not here.
+        self._numbered: deque[Any] = deque(maxlen=_REMEMBERED)
         # An agent of ours stores the blocks of a prompt behind the beginning of its turn.
         self._prompts = prompts
         self._expected: Sequence[Any] = ()
@@ -113,7 +117,7 @@ class OwnTurn:
         """A turn has begun, and it is this one until its prompt says otherwise."""
         self._last, self.outcome = self.outcome, None
         self.running = True
-        self._numbered, self.delivered = 0, self._given
+        self._numbered.clear()
         self._block = 0
         self._expected = ()
         if self._prompts:
@@ -123,7 +127,6 @@ class OwnTurn:
         """It has ended, as its records say."""
         self.running = False
         self.outcome = Outcome.of(payload)
-        self.held.clear()
         return self.outcome
 
     def place(self, raw: Any) -> Place:
@@ -139,31 +142,82 @@ class OwnTurn:
             if block is not None:  # another's prompt: ours was not begun, or is refused
                 self.running, self.outcome = False, self._last
                 return Place.outside
-        self._numbered += 1
-        if not self._aligned:
-            return Place.double if self.told_only else Place.turn
-        if self._numbered <= self.delivered:
+        if self.told_only:
             return Place.double
-        self.delivered = self._numbered
-        while self.held and self.held[0][0] <= self.delivered:
-            self.held.popleft()
+        if self._given:
+            self._given -= 1
+            return Place.double
         return Place.turn
+
+    def before(self, raw: Any, *, doubles: bool) -> tuple[list[_Told], bool]:
+        """What comes in front of an update with an offset, and whether that itself was given already.
+
+        Copies without an offset in front of its own have no other: they could not be stored. With
+        `doubles`, its own is expected where it has not come.
+        """
+        told = self._told
+        index = _find(raw, (copy.raw for copy in told))
+        if index is None:
+            if doubles:
+                self._numbered.append(raw)
+            return [], False
+        missed = [told.popleft() for _ in range(index)]
+        own = told.popleft()
+        missed = [copy for copy in missed if not copy.given]
+        self._held -= len(missed) + (not own.given)
+        return missed, own.given
 
     # -------------------------------------------------------------- copies without an offset
 
-    def told(self) -> int:
-        """A copy without an offset came: its place if it is to be shown, 0 if it is the second."""
-        self._told += 1
-        return self._told if self._told > self.delivered else 0
+    @property
+    def held(self) -> int:
+        """How many copies without an offset are here and were not given."""
+        return self._held
 
-    def give(self, place: int) -> None:
-        """That copy is given to the consumer."""
-        self.delivered = self._given = place
+    def told(self, raw: Any, frame: bytes, *, given: bool) -> bool:
+        """A copy without an offset came: whether it is the first of its update.
 
-    def from_now_on(self, *, told_only: bool) -> None:
-        """The session was attached without its history: places can be compared no more.
-
-        From an agent that sends both copies, those without an offset count from here on.
+        It is noted as one that is given, or held until the other comes.
         """
-        self.running = True
-        self._aligned, self.told_only = False, told_only
+        index = _find(raw, self._numbered)
+        if index is not None:
+            for _ in range(index + 1):
+                self._numbered.popleft()
+            return False
+        self._told.append(_Told(raw, frame, given))
+        self._held += not given
+        return True
+
+    def release(self) -> list[_Told]:
+        """No other copies come: those that were held, to be given."""
+        held = [copy for copy in self._told if not copy.given]
+        for copy in held:
+            copy.given = True
+        self._held = 0
+        return held
+
+    def from_now_on(self) -> None:
+        """The session was attached without its history: where the turn began is not told."""
+        self.running, self._given = True, 0
+
+
+class _Told(msgspec.Struct):
+    """A copy without an offset."""
+
+    raw: Any
+    frame: bytes
+    given: bool
+
+
+def _find(raw: Any, among: Iterable[Any]) -> int | None:
+    """The place of an update that says the same, whatever the order of its members."""
+    text = bytes(raw)
+    value: Any = None
+    for index, other in enumerate(among):
+        if len(other) == len(text):
+            if bytes(other) == text:
+                return index
+            value = loads(text) if value is None else value
+            if loads(other) == value:
+                return index
+    return None
