@@ -209,6 +209,8 @@ def test_deep_nesting_is_malformed_wherever_it_is_looked_at(opening: str) -> Non
         assert from_below(frames, nested(fits))
         assert not from_below(frames, nested(fits + 2))
         assert not from_below(frames, nested(2900 // (len(opening) + len(closing))))
+    # Where hardly anything is left of the stack, it may be denied, and raises nothing all the same.
+    assert isinstance(from_below(sys.getrecursionlimit() - len_of_stack() - 40, nested(fits)), bool)
     # Never closed: as deep as 4096 bytes go.
     assert read_token(of_text(opening * (2900 // len(opening)))) is None
 
@@ -272,6 +274,14 @@ WRONG: dict[str, list[Any]] = {
         10**30,
     ],
 }
+
+
+def test_claims_stay_as_they_were_signed() -> None:
+    found, read = verdict(), read_token(TOKEN)
+
+    for said in (found, read):
+        with pytest.raises(AttributeError):
+            said.kid = "k2"  # type: ignore[union-attr,misc]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
 
 @pytest.mark.parametrize(
