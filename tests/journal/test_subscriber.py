@@ -423,32 +423,6 @@ async def test_it_registers_first_and_asks_the_store_then() -> None:
     assert paged.marks == 1
 
 
-async def test_from_the_tip_an_own_update_before_the_mark_is_sent_bare_in_its_place() -> None:
-    _, log = await written(5)
-    paged, source, link = Paged(log), Fake(), Link()
-
-    async def early() -> None:
-        for offset in (4, 5, 6):
-            source.tails[0].received(record(offset))
-
-    def bare(record: Record) -> bytes | None:
-        return (
-            b'{"method":"bare","params":{"offset":%d}}' % record.offset
-            if record.offset > 4
-            else None
-        )
-
-    paged.before_mark = early
-    await link.subscriber(paged, source, TIP, bare=bare).attach()
-    assert link.shown == [("caught_up", 6), ("reply", 5), ("bare", 5), 6]
-    assert source.credits == 3
-
-    again = Link()
-    await again.subscriber(paged, source, Rider(6), bare=pytest.fail).attach()
-    source.tails[-1].received(record(5))
-    assert again.shown == [("caught_up", 6), ("reply", 5)]
-
-
 # ------------------------------------------------------------------ a slow link
 
 
@@ -1034,6 +1008,44 @@ async def test_detaching_lets_go_of_what_waits() -> None:
 
     assert link.offsets == [1]
     assert not subscriber._inbox
+
+
+@pytest.mark.parametrize(
+    ("live", "shown", "ended"),
+    [(2, [2, 3], "detached"), (5, [2, 3, 4, ("lagged", 4)], "lagged")],
+)
+async def test_detaching_may_hand_over_what_waits_first(
+    live: int, shown: list[Any], ended: str
+) -> None:
+    writer, log = await written(1, credit=3)
+    link = Link()
+    subscriber = link.subscriber(log, writer)
+    await subscriber.attach()
+    link.messages.clear()
+    link.take(0)
+    for _ in range(live):
+        await writer.append(update())
+    assert link.shown == []
+    subscriber.detach(flush=True)
+    assert link.shown == shown
+    assert link.ended == [ended]
+    link.take()
+    await a_while()
+    assert link.shown == shown
+
+
+async def test_handing_over_to_a_link_that_is_gone_ends_it_silently() -> None:
+    writer, log = await written(1)
+    link = Link()
+    subscriber = link.subscriber(log, writer)
+    await subscriber.attach()
+    link.take(0)
+    await writer.append(update())
+    link.lost = True
+    subscriber.detach(flush=True)
+    assert link.ended == ["link_lost"]
+    assert link.offsets == [1]
+    await a_while()
 
 
 async def test_detaching_before_the_answer_leaves_the_answer() -> None:

@@ -96,7 +96,6 @@ class Subscriber:
         reply: Callable[[int], None],
         project: Callable[[Record], bytes | None] | None = None,
         skip: Callable[[Record], bool] | None = None,
-        bare: Callable[[Record], bytes | None] | None = None,
         expires_at: int | None = None,
         clock: Callable[[], float] = time.time,
         on_end: Callable[[Subscriber, str], None] | None = None,
@@ -116,8 +115,6 @@ class Subscriber:
             project: for a stock client: the payload to show in place of a record's, None to leave the
                 record out.
             skip: for a stock client: whether to leave a live record out.
-            bare: for a live record up to the mark, which "tip" has no history for: the frame to send
-                in its place if this connection is the one whose turn it belongs to, else None.
             expires_at: when the grant ends, in seconds since 1970.
             clock: what tells that time.
             on_end: called once with it and the reason, when an attach that succeeded is over.
@@ -134,7 +131,6 @@ class Subscriber:
         self._reply = reply
         self._project = project
         self._skip = skip
-        self._bare = bare if rider.history == "tip" else None
         self._expires_at = expires_at
         self._clock = clock
         self._on_end = on_end
@@ -311,10 +307,6 @@ class Subscriber:
                 self.forwarded = offset
                 if offset >= self._wanted:
                     self._wake()
-        elif self._bare is not None:
-            instead = self._bare(record)
-            if instead is not None:
-                self._send(instead)
         self._credit(self)
 
     def _show(self, record: Record) -> None:
@@ -393,8 +385,16 @@ class Subscriber:
 
     # ------------------------------------------------------------------ ends
 
-    def detach(self) -> None:
-        """End it without a frame. Idempotent; a load that is under way is still answered."""
+    def detach(self, *, flush: bool = False) -> None:
+        """End it without a frame. Idempotent; a load that is under way is still answered.
+
+        With `flush` the live records that wait for the link are handed to it first.
+        """
+        while flush and self._answered and self._inbox and self.over is None:
+            try:
+                self._next()
+            except Exception as error:  # noqa: BLE001  (as for one that is forwarded)
+                self._fail(error)
         if self.over is None:
             self._stop("detached")
             if self._answered:
