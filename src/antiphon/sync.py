@@ -36,7 +36,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, cast, overload
 
 from antiphon import _connect
 from antiphon._background import Resident
@@ -55,7 +55,16 @@ if TYPE_CHECKING:
     from antiphon._client import Deciding, Decision
     from antiphon.core import Limits
     from antiphon.schema import v1, v1_unstable
-    from antiphon.sessions import Extensions, Observer, PromptOutcome, SessionView
+    from antiphon.sessions import (
+        Capability,
+        Extensions,
+        History,
+        Observer,
+        PromptOutcome,
+        Reattach,
+        SessionRecord,
+        SessionView,
+    )
     from antiphon.transports import Environment, Transport
 
     Prompt: TypeAlias = str | v1.ContentBlock | Sequence[str | v1.ContentBlock]
@@ -76,6 +85,7 @@ def spawn(
     record: _connect.Record | None = None,
     telemetry: _connect.Telemetry | None = None,
     authenticate: str | None = None,
+    reattach: Reattach | bool = False,
 ) -> AgentPeer:
     """Start an agent as a child process, connect to it, and wait until it is ready.
 
@@ -96,6 +106,8 @@ def spawn(
         record: a file to append every frame to, as NDJSON, or a function of (direction, frame).
         telemetry: called with each `TelemetryEvent` on the background thread; it must not block.
         authenticate: id of an agent-side auth method to call right after the handshake.
+        reattach: when the link is lost, start the agent again and go on with the sessions, as for
+            `antiphon.spawn`.
 
     Raises:
         StartError: the command could not be started, ended, or did not answer `initialize` in time.
@@ -115,6 +127,7 @@ def spawn(
             record=record,
             telemetry=telemetry,
             authenticate=authenticate,
+            reattach=reattach,
         ),
         client,
         permissions,
@@ -122,7 +135,7 @@ def spawn(
 
 
 def connect(
-    transport: Transport,
+    transport: Transport | str | Callable[[], Transport],
     *,
     client: Client | None = None,
     permissions: Deciding | None = None,
@@ -131,11 +144,12 @@ def connect(
     record: _connect.Record | None = None,
     telemetry: _connect.Telemetry | None = None,
     authenticate: str | None = None,
+    reattach: Reattach | bool = False,
 ) -> AgentPeer:
-    """Connect to an agent over any object that satisfies `antiphon.transports.Transport`.
+    """Connect to an agent that listens at an address, or over any `antiphon.transports.Transport`.
 
-    The transport is started, used and closed on the background thread. Arguments and errors as for
-    `spawn`.
+    A transport, or what a function makes as one, is started, used and closed on the background thread.
+    Arguments and errors as for `spawn` and `antiphon.connect`.
     """
     return _open(
         partial(
@@ -146,6 +160,7 @@ def connect(
             record=record,
             telemetry=telemetry,
             authenticate=authenticate,
+            reattach=reattach,
         ),
         client,
         permissions,
@@ -298,6 +313,34 @@ class AgentPeer:
             cwd=cwd,
             mcp_servers=mcp_servers,
             additional_directories=additional_directories,
+            timeout=timeout,
+        )
+        return Session(self, self._resident, self._resident.call(_opened(opening)))
+
+    def attach_session(
+        self,
+        session_id: str,
+        *,
+        cwd: str | Path = ".",
+        additional_directories: Sequence[str | Path] = (),
+        from_offset: int = 0,
+        history: Literal["from_offset", "tip"] = "from_offset",
+        capability: Capability = None,
+        timeout: float | None | UnsetType = UNSET,
+    ) -> Session:
+        """Attach to a session that is not known here; as `antiphon.AgentPeer.attach_session`.
+
+        The history is in `session.replay()`, the rest in `session.updates()`. A `capability` that is a
+        function is called on the background thread.
+        """
+        opening = partial(
+            self._peer.attach_session,
+            session_id,
+            cwd=cwd,
+            additional_directories=additional_directories,
+            from_offset=from_offset,
+            history=history,
+            capability=capability,
             timeout=timeout,
         )
         return Session(self, self._resident, self._resident.call(_opened(opening)))
@@ -683,6 +726,61 @@ class Session:
     ) -> list[v1_unstable.SessionConfigOption]:
         """`session/set_config_option`; returns the full list of options as they are now."""
         return self._resident.call(self._session.set_config_option(config_id, value))
+
+    @property
+    def offset(self) -> int:
+        """The highest offset of its journal that is held here; 0 where none is."""
+        return self._session.offset
+
+    @property
+    def attached(self) -> bool:
+        """Whether the agent sends every record of the session as it becomes durable."""
+        return self._session.attached
+
+    def reattach(
+        self,
+        agent: AgentPeer | None = None,
+        *,
+        from_offset: int | None = None,
+        history: History = "from_offset",
+        capability: Capability = None,
+        cwd: str | Path | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Attach this session over `agent` (None: the one it has), and go on.
+
+        As `antiphon.Session.reattach`; returns the journal's high watermark. What iterates over a turn
+        in another thread waits on the old agent: begin to iterate again afterwards.
+        """
+        target = self.agent if agent is None else agent
+        mark = target._resident.call(  # pyright: ignore[reportPrivateUsage]
+            self._session.reattach(
+                target._peer,  # pyright: ignore[reportPrivateUsage]
+                from_offset=from_offset,
+                history=history,
+                capability=capability,
+                cwd=cwd,
+                timeout=timeout,
+            )
+        )
+        self.agent, self._resident = target, target._resident  # pyright: ignore[reportPrivateUsage]
+        return mark
+
+    def detach(self) -> None:
+        """`_raxol/session.detach`: the agent need not send what others do in this session any more."""
+        self._resident.call(self._session.detach())
+
+    def on_record(self, observer: Callable[[SessionRecord], object]) -> Callable[[], None]:
+        """Call `observer(record)` for each record that is no update; returns a function that ends that.
+
+        It is called on the background thread and must not block.
+        """
+        stop = self._resident.call(_on_loop(partial(self._session.on_record, observer)))
+
+        def end() -> None:
+            self._resident.post(stop)
+
+        return end
 
     def close(self) -> None:
         """`session/close`: the agent cancels what runs and frees the session; its history stays."""

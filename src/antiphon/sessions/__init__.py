@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from antiphon.sessions._agent_peer import AgentPeer, SessionOpening
 from antiphon.sessions._agent_router import AgentContext
 from antiphon.sessions._agent_session import AgentSession
-from antiphon.sessions._attach_frames import SessionRecord
+from antiphon.sessions._attach_frames import History, SessionRecord
+from antiphon.sessions._attachment import Capability
 from antiphon.sessions._client_peer import ClientPeer
 from antiphon.sessions._client_router import ClientContext, as_observer
 from antiphon.sessions._extension import Extensions, extension, find_extensions
@@ -27,12 +28,14 @@ __all__ = [
     "AgentContext",
     "AgentPeer",
     "AgentSession",
+    "Capability",
     "ClientContext",
     "ClientPeer",
     "CompactionView",
     "Durability",
     "ExitStatus",
     "Extensions",
+    "History",
     "Label",
     "MessageView",
     "Observer",

@@ -705,13 +705,19 @@ class Attachment:
 
     def close(self, reason: str, cause: Exception | None) -> None:
         """It is over: tell who iterates over the session."""
-        closed = AttachmentClosed(self.session.session_id, reason, self.offset)
-        closed.__cause__ = cause
+        offset = self.offset
+
+        def make() -> AttachmentClosed:
+            error = AttachmentClosed(self.session.session_id, reason, offset)
+            error.__cause__ = cause
+            return error
+
+        closed = make()
         self.ended, self.live, self.wanted, self._loose = closed, False, False, True
         self.connection.emit(
             "attachment_closed", session=self.session.session_id, offset=self.offset, reason=reason
         )
-        self.inbox.fail_subscribers(closed)
+        self.inbox.fail_subscribers(make)
         own = self._own
         if own is None:
             return

@@ -87,8 +87,8 @@ class UpdateQueue:
         #: The session that is marked as full because of what waits here and in its other queues.
         self.full: Inbox | None = None
         self.waiter: asyncio.Future[None] | None = None
-        #: Raised behind the last that is in it, once nothing more will be put in.
-        self.error: Exception | None = None
+        #: Makes what is raised behind the last that is in it, once nothing more will be put in.
+        self.error: Callable[[], Exception] | None = None
         self._batch: list[Update] = []
         self._batch_bytes = 0
         self._batch_count = 0
@@ -261,17 +261,21 @@ class Subscription(AsyncIterator[Update]):
             inbox = self._inbox
             if inbox.ended or queue.retired:
                 closed = self._closed
-                self.close()
+                self._end()
                 if not closed:
                     until = queue.until if queue.retired else inbox.received
                     inbox.check_delivery(queue.passed, until - self._before)
-                    if queue.error is not None:
-                        raise queue.error
+                if queue.error is not None:
+                    raise queue.error()
                 raise StopAsyncIteration
             await queue.wait()
 
     def close(self) -> None:
         """Stop listening; what was not taken is let go. Idempotent."""
+        self._queue.error = None
+        self._end()
+
+    def _end(self) -> None:
         self._closed = True
         self._inbox.forget(self._queue)
 
@@ -398,8 +402,8 @@ class Inbox:
         if self._observed is not None:
             self._observed.wake()
 
-    def fail_subscribers(self, error: Exception) -> None:
-        """Nothing more will come: subscriptions end with `error` behind what is there already."""
+    def fail_subscribers(self, error: Callable[[], Exception]) -> None:
+        """Nothing more will come: subscriptions raise what it makes, behind what is there already."""
         for queue in [q for q in self._subscribers if not isinstance(q, _Folding)]:
             queue.error = error
             self.retire(queue)
