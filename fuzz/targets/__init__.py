@@ -26,6 +26,7 @@ NAMES = (
     "scan",
     "untyped",
     "view",
+    "token",
 )
 
 
