@@ -324,7 +324,7 @@ async def test_without_a_writer_there_is_history_and_a_normal_answer() -> None:
         pytest.fail("a journal that nobody writes cannot be attached to")
 
     assert link.shown == [2, 3, 4, ("caught_up", 5), ("reply", 4)]
-    assert link.ended == []
+    assert link.ended == ["answered"]
 
 
 async def answers_anyway(original: Any, self: Subscriber) -> int:

@@ -202,6 +202,7 @@ async def test_a_probe_tells_the_mark_and_registers_nothing() -> None:
     assert await subscriber.attach() == 5
     await writer.append(update())
     assert link.shown == [("reply", 5)]
+    assert link.ended == ["answered"]
     assert not subscriber.live
     assert not writer.publishes_to(subscriber)
 
@@ -248,9 +249,10 @@ async def test_without_a_writer_there_is_history_and_a_normal_answer(
     caught_up = [("caught_up", 6)] if told and aware else []
     assert link.shown == [*history, *caught_up, ("reply", 5)]
     assert not subscriber.live
-    assert subscriber.over is None
+    assert link.ended == ["answered"]
     subscriber.detach()
-    assert link.ended == ["detached"]
+    assert subscriber.over == "answered"
+    assert link.ended == ["answered"]
 
 
 async def test_a_journal_that_was_filled_by_hand_need_not_begin_with_genesis() -> None:
@@ -725,8 +727,20 @@ async def test_where_nothing_is_live_the_grant_ends_all_the_same(
     assert link.ended == ["revoked"]
 
 
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("expires_at", [2**53, 10**400])
+async def test_a_grant_may_end_in_any_distant_future(expires_at: int) -> None:
+    writer, log = await written(1)
+    link, clock = Link(), Clock()
+    await link.subscriber(log, writer, expires_at=expires_at, clock=clock).attach()
+    await asyncio.sleep(1000)
+    await writer.append(update())
+    assert link.offsets == [1, 2]
+    assert link.ended == []
+
+
 @pytest.mark.covers("CDI-6")
-@pytest.mark.parametrize("expires_at", [0, 1_600_000_000, 1_700_000_000])
+@pytest.mark.parametrize("expires_at", [-(10**400), 0, 1_600_000_000, 1_700_000_000])
 async def test_a_grant_that_is_over_closes_right_behind_the_answer(expires_at: int) -> None:
     writer, log = await written(2)
     paged, link = Paged(log), Link()

@@ -36,6 +36,8 @@ _PAGE_BYTES: Final = 1 << 20
 #: How long, in seconds, one timer waits for the end of a grant before the clock is read again: the
 #: loop's time stands still while a machine sleeps, and its timers have an end.
 _LONGEST: Final = 60.0
+#: A time that no timer lives to see, in seconds since 1970.
+_FAR: Final = 1 << 52
 #: More than any offset.
 _NO_OFFSET: Final = sys.maxsize
 
@@ -79,8 +81,8 @@ class Subscriber:
         rider: what was asked for.
         forwarded: the highest offset that the connection was given, or that was left out on purpose;
             from the answer on at least the high watermark. 0 before.
-        over: why it is over: "lagged", "revoked", "detached", "link_lost", "failed", or what the
-            source said; None as long as it is not.
+        over: why it is over: "lagged", "revoked", "detached", "link_lost", "failed", "answered" (it
+            was, and nothing live can come), or what the source said; None as long as it is not.
     """
 
     def __init__(
@@ -131,7 +133,8 @@ class Subscriber:
         self._reply = reply
         self._project = project
         self._skip = skip
-        self._expires_at = expires_at
+        # Any integer is a time: one that is not near enough for the clock's arithmetic is far away.
+        self._expires_at = None if expires_at is None else max(0, min(expires_at, _FAR))
         self._clock = clock
         self._on_end = on_end
         self._frame = FrameHeads(log.session_id).frame
@@ -182,7 +185,9 @@ class Subscriber:
             raise
         self._mark = self.forwarded = mark
         self._answered = True
-        if self.over is not None:  # detached meanwhile
+        if self._source is None and self._expires_at is None:
+            self._stop("answered")
+        if self.over is not None:  # also if it was detached meanwhile
             self._report()
             return mark
         self._wake()
