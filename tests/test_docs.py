@@ -23,9 +23,11 @@ import pytest
 
 from antiphon import Limits, _errors, content
 from antiphon._process import TAIL_BYTES
+from antiphon._serving import MAX_CONNECTIONS
 from antiphon.services._confine import MAX_LINKS, MAX_STEPS
 from antiphon.services._files import HELD, READ_BYTES
 from antiphon.services._terminals import IN_ALL, OUTPUT_BYTES, TERMINALS
+from antiphon.transports._socket import CONNECT_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -231,6 +233,8 @@ def test_the_limits_are_those_of_the_library() -> None:
         str(IN_ALL),
         "no bound",  # Terminals.life
         quantity(content.MAX_BYTES, "bytes"),
+        str(MAX_CONNECTIONS),
+        quantity(CONNECT_TIMEOUT, "s"),
     ]
 
 

@@ -37,6 +37,8 @@ log = logging.getLogger("antiphon.server")
 
 Served: TypeAlias = "Agent | Callable[[], Agent]"
 
+#: At a time; what one costs beside memory is two descriptors, three on uvloop.
+MAX_CONNECTIONS = 128
 #: What a transport needs to close, beside the graces of `Limits.close_grace`.
 _TRANSPORT_GRACE = 3.0
 #: What a client is told that is one too many, before the link is closed.
@@ -60,6 +62,7 @@ class AgentServer:
         max_connections: int,
         limits: Limits | None,
         record: Record | None,
+        on_listening: Callable[[str], object] | None,
         options: dict[str, Any],
     ) -> None:
         """Not for callers: use `serve_unix` or `serve_tcp`."""
@@ -76,6 +79,7 @@ class AgentServer:
         self._most = max_connections
         self._limits = limits or Limits()
         self._record = record
+        self._on_listening = on_listening
         self._options = options
         self._count = 0
         self._clients: dict[SocketTransport, asyncio.Task[None]] = {}
@@ -166,6 +170,8 @@ class AgentServer:
                 self._listening = await self._listen()
                 self._address = self._listening.address
                 self._listener = Listener(self._listening.sock, self._accepted)
+                if self._on_listening is not None:
+                    self._on_listening(self.address)
 
     async def _close(self) -> None:
         try:
@@ -296,12 +302,13 @@ def serve_unix(
     *,
     allow_users: Collection[int] = (),
     allow_other_users: bool = False,
-    max_connections: int = 128,
+    max_connections: int = MAX_CONNECTIONS,
     unstable: bool = False,
     limits: Limits | None = None,
     record: Record | None = None,
     telemetry: Telemetry | None = None,
     journal: Journal | Durability | None = None,
+    on_listening: Callable[[str], object] | None = None,
 ) -> AgentServer:
     """Serve an agent to many clients on a Unix socket.
 
@@ -328,7 +335,8 @@ def serve_unix(
         record: a file to append the frames of each connection to, as NDJSON, with the connection's
             number: `wire.ndjson` is `wire-1.ndjson`; or a function of (direction, frame), for all.
         telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
-        journal: makes the agent durable, as for `serve`.
+        journal: keeps the agent's sessions, as for `serve`; all connections share them.
+        on_listening: called with the address once clients can connect to it.
 
     Raises:
         ValueError: `path` is no path of a socket. From here on, when it is awaited or entered:
@@ -347,6 +355,7 @@ def serve_unix(
         max_connections=max_connections,
         limits=limits,
         record=record,
+        on_listening=on_listening,
         options=_options(unstable=unstable, telemetry=telemetry, journal=journal),
     )
 
@@ -357,12 +366,13 @@ def serve_tcp(
     port: int = 0,
     *,
     allow_remote: bool = False,
-    max_connections: int = 128,
+    max_connections: int = MAX_CONNECTIONS,
     unstable: bool = False,
     limits: Limits | None = None,
     record: Record | None = None,
     telemetry: Telemetry | None = None,
     journal: Journal | Durability | None = None,
+    on_listening: Callable[[str], object] | None = None,
 ) -> AgentServer:
     """Serve an agent to many clients on a TCP port of this machine.
 
@@ -387,7 +397,8 @@ def serve_tcp(
         limits: what each connection may cost, and how long things may take.
         record: a file for each connection, or a function.
         telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
-        journal: makes the agent durable, as for `serve`.
+        journal: keeps the agent's sessions, as for `serve`; all connections share them.
+        on_listening: called with the address once clients can connect to it.
 
     Raises:
         ValueError: there is no such address, or other machines could connect to it and `allow_remote`
@@ -404,6 +415,7 @@ def serve_tcp(
         max_connections=max_connections,
         limits=limits,
         record=record,
+        on_listening=on_listening,
         options=_options(unstable=unstable, telemetry=telemetry, journal=journal),
     )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +22,8 @@ from antiphon.cli import main
 from tests.cli.command import BOUND, COMMAND, antiphon, environment, left_by, odd
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from tests.cli.command import Ran
 
 
@@ -147,6 +152,69 @@ def test_a_login_that_is_needed_is_exit_code_4_and_lists_the_ways() -> None:
     assert "auth login` in a terminal" in ran.err
 
 
+def test_an_agent_that_listens_is_asked_and_goes_on_listening(tmp_path: Path) -> None:
+    with served("echo", tmp_path / "s") as address:
+        for _ in range(2):
+            ran = antiphon("prompt", "--json", "--connect", address, "hello")
+
+            assert ran.code == 0, ran.err
+            assert ran.result["text"] == "hello "
+            assert ran.result["agent"] is not None
+
+
+def test_where_nobody_listens_is_exit_code_3() -> None:
+    ran = antiphon("prompt", "--json", "--connect", "unix:/no/such/socket", "hello")
+
+    assert ran.code == 3
+    assert ran.result["error"]["kind"] == "start"
+    assert "annot connect to unix:/no/such/socket: there is no such socket" in ran.err
+
+
+def test_a_login_that_an_agent_that_listens_needs_is_told_without_a_command(
+    tmp_path: Path,
+) -> None:
+    with served("auth", tmp_path / "s") as address:
+        ran = antiphon("prompt", "--connect", address, "hello")
+
+    assert ran.code == 4
+    assert "Its ways to log in, where it runs:" in ran.err
+    assert "Sign in with a browser [browser]: opens a page" in ran.err
+    assert "antiphon login" not in ran.err
+    assert "in a terminal" not in ran.err
+
+
+@contextlib.contextmanager
+def served(kind: str, path: Path) -> Generator[str]:
+    """One of the odd agents, a process for each who connects, as inetd would do it."""
+    over = threading.Event()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+
+        def accept() -> None:
+            while True:
+                client, _ = server.accept()
+                if over.is_set():
+                    client.close()
+                    return
+                words, fd = shlex.split(odd(kind)), client.fileno()
+                with client:
+                    processes.append(subprocess.Popen(words, stdin=fd, stdout=fd))
+
+        processes: list[subprocess.Popen[bytes]] = []
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"unix:{path}"
+        finally:
+            over.set()
+            with socket.socket(socket.AF_UNIX) as last:
+                last.connect(str(path))
+            thread.join()
+            for process in processes:
+                process.wait(BOUND)
+
+
 def test_timeout_bounds_the_whole_run_and_is_exit_code_5() -> None:
     def run(kind: str) -> Ran:
         return antiphon("prompt", "--json", "--timeout", "1", "--agent", odd(kind), "x")
@@ -225,6 +293,10 @@ def test_silence_of_the_agent_has_a_limit_of_its_own() -> None:
         (["--policy", "/no/such/policy", "x"], "/no/such/policy: cannot be read"),
         (["--policy", os.devnull, "--permissions", "often", "x"], "invalid choice"),
         (["--audit", "/no/such/folder/x", "x"], "--audit /no/such/folder/x"),
+        (["--connect", "agent.sock", "x"], "--connect 'agent.sock' is no address"),
+        (["--connect", "unix:s", "--agent", "a", "x"], "not allowed with argument"),
+        (["--connect", "unix:s", "--env", "A=b", "x"], "are for an agent that is started"),
+        (["--connect", "unix:s", "--env-policy", "essential", "x"], "for an agent that is started"),
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2_and_says_why(

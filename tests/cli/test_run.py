@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from tests.cli.command import BOUND, COMMAND, antiphon, environment, left_by
 if TYPE_CHECKING:
     from pathlib import Path
 
+ADDRESSES = ["unix:agent.sock", "tcp:127.0.0.1:0"]
 INITIALIZE = b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":1}}\n'
 
 NOISY = """
@@ -198,3 +200,117 @@ def test_a_module_that_serves_by_itself_is_served_once(module: Path, ending: str
     assert [json.loads(line).get("id") for line in out.splitlines()] == [0, 1, None, 2]
     assert b"both serves an agent by itself; left to this command" in err
     assert b"Traceback" not in err
+
+
+# ------------------------------------------------------------------ on a socket
+
+
+class Listening:
+    """`antiphon run … --listen`, from the moment it can be connected to."""
+
+    def __init__(self, folder: Path, what: str, address: str) -> None:
+        self.marked = environment()
+        self.process = subprocess.Popen(
+            [*COMMAND, "run", what, "--listen", address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env=self.marked,
+        )
+
+    def __enter__(self) -> str:
+        assert self.process.stderr is not None
+        begin, _, address = self.process.stderr.readline().decode().strip().rpartition(" ")
+        assert begin == "antiphon run: listening at"
+        return address
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=BOUND)
+        assert not left_by(self.marked)
+
+    def end_by(self, number: signal.Signals) -> tuple[bytes, bytes]:
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=BOUND)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_agent_is_served_to_many_on_a_socket(module: Path, address: str) -> None:
+    listening = Listening(module, "noisy:agent", address)
+    with listening as where:
+        for number in range(2):
+            ran = antiphon("prompt", "--connect", where, f"hi {number}", cwd=module)
+            assert ran.code == 0, ran.err
+            assert ran.out == f"echo: hi {number} b''"
+        out, err = listening.end_by(signal.SIGTERM)
+
+    assert listening.process.returncode == 0
+    assert out.count(b"in a handler") == 2  # where nothing is the wire, print is just print
+    assert err == b""
+    assert not (module / "agent.sock").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_signal_ends_what_listens_while_somebody_is_connected(
+    module: Path, address: str, number: signal.Signals
+) -> None:
+    listening = Listening(module, "noisy:agent", address)
+    with listening as where:
+        kind, _, rest = where.partition(":")
+        with socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET) as client:
+            host, _, port = rest.partition(":")
+            client.connect(str(module / rest) if kind == "unix" else (host, int(port)))
+            client.sendall(INITIALIZE)
+            assert b'"protocolVersion":1' in client.recv(65536)
+            _, err = listening.end_by(number)
+            assert client.recv(65536) == b""
+
+    assert listening.process.returncode == 0
+    assert err == b""
+
+
+def test_an_address_where_nothing_can_listen_is_exit_code_1(module: Path) -> None:
+    with Listening(module, "noisy:agent", "unix:agent.sock"):
+        taken = antiphon("run", "noisy:agent", "--listen", "unix:agent.sock", cwd=module)
+    (module / "file").touch()
+    file = antiphon("run", "noisy:agent", "--listen", "unix:file", cwd=module)
+
+    assert (taken.code, file.code) == (1, 1)
+    assert (
+        taken.err == "antiphon run: cannot listen at unix:agent.sock: a server is listening there\n"
+    )
+    assert file.err.endswith("unix:file: it is no socket, and is left alone\n")
+    assert (module / "file").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("agent.sock", "is no address: unix:PATH or tcp:HOST:PORT"),
+        ("tcp:0.0.0.0:0", "other machines could connect"),
+        ("tcp:127.0.0.1", "has no port"),
+    ],
+)
+def test_what_is_no_address_to_listen_at_is_exit_code_2(
+    module: Path, address: str, words: str
+) -> None:
+    ran = antiphon("run", "noisy:agent", "--listen", address, cwd=module)
+
+    assert ran.code == 2
+    assert words in ran.err
+
+
+def test_a_module_that_listens_by_itself_is_served_once(module: Path) -> None:
+    (module / "both.py").write_text(
+        "from antiphon import serve_unix\n"
+        "from noisy import Noisy\n"
+        "serve_unix(Noisy(), 'agent.sock').run()\n"
+    )
+
+    ran = antiphon("run", "both:Noisy", cwd=module, stdin=INITIALIZE)
+
+    assert ran.code == 0
+    assert "both serves an agent by itself; left to this command" in ran.err
+    assert not (module / "agent.sock").exists()

@@ -25,12 +25,12 @@ _ABOUT = """\
 Antiphon speaks the Agent Client Protocol, in both roles.
 
   antiphon demo                      watch an agent and a client run a whole turn
-  antiphon prompt --agent CMD TEXT   ask any ACP agent something
+  antiphon prompt --agent CMD TEXT   ask any ACP agent something (--connect ADDRESS: that listens)
   antiphon policy test FILE --call … try out what a policy allows an agent
   antiphon login --agent CMD         sign in to an agent that wants it
   antiphon journal ls DIR            look into the sessions that a durable agent keeps
   antiphon token mint --session ID … let somebody join one session for a while
-  antiphon run MODULE:AGENT          serve your own agent to an editor
+  antiphon run MODULE:AGENT          serve your own agent to an editor, or on a socket
   antiphon rules                     one page: how to write agents and clients with this library
 """
 
@@ -45,6 +45,11 @@ exit codes:
   130  interrupted (Ctrl-C; once cancels the turn, twice stops at once)
 """
 
+_DEMO_EPILOG = """\
+exit code 0 only if the turn ended well and the repaired test passes; with --resume, only if the
+records that came are those of the journal, each once and in order
+"""
+
 _PROMPT_ABOUT = """\
 Run one turn of an ACP agent. The agent's text goes to standard output, everything else (its
 thoughts, plan, tool calls, questions) to standard error.
@@ -54,6 +59,22 @@ commands there. What it may read, write and run is decided in this order: the ru
 then --allow-write, then --permissions for what no rule matches (reads: the policy's `reads`,
 which allows them if it is not given). A command that runs is not confined, and neither is what
 the agent's own process does by itself.
+"""
+
+_RUN_ABOUT = """\
+Import MODULE with the current folder first on the path and serve AGENT: an Agent, a class of one,
+or a function that returns one. The descriptors are made safe before the import: nothing your code
+prints can reach the wire.
+
+With --listen many clients share the one agent. A Unix socket is for processes of your own user
+alone; a TCP port is for everybody on this machine, and for nobody else.
+"""
+
+_RUN_CODES = """\
+exit codes:
+  0    the client left, or a signal came
+  1    there is no such agent, or it cannot listen there
+  2    the command line is wrong
 """
 
 _POLICY_ABOUT = """\
@@ -220,7 +241,7 @@ def _parser() -> argparse.ArgumentParser:
         "tool calls, a permission, files and a terminal lent by the client. At the end the test is\n"
         "run once more, independently. Needs no model and no network."
     )
-    demo.epilog = "exit code 0 only if the turn ended well and the repaired test passes"
+    demo.epilog = _DEMO_EPILOG
     demo.add_argument(
         "--cwd",
         metavar="DIR",
@@ -229,15 +250,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--json", action="store_true", help=_JSON_HELP)
     demo.add_argument("--timeout", type=_seconds, metavar="S", help="give up after S seconds")
+    demo.add_argument(
+        "--resume",
+        action="store_true",
+        help="show another thing: a conversation that goes on although its connection is cut and its "
+        "agent killed, and a proof that nothing was lost or doubled",
+    )
+    demo.add_argument(
+        "--seed", type=_count, metavar="N", help="with --resume: other numbers, other moments"
+    )
 
     prompt = add("prompt", _prompt, "run one turn of any ACP agent")
     prompt.description = _PROMPT_ABOUT
     prompt.epilog = _CODES
     prompt.add_argument("text", metavar="TEXT", help="the prompt; - reads standard input")
-    prompt.add_argument(
+    which = prompt.add_mutually_exclusive_group()
+    which.add_argument(
         "--agent",
         metavar='"CMD ARGS"',
         help="how to start the agent, in one word (default: the demo agent)",
+    )
+    which.add_argument(
+        "--connect",
+        metavar="ADDRESS",
+        help="an agent that listens already, at unix:PATH or tcp:HOST:PORT",
     )
     prompt.add_argument(
         "--cwd", metavar="DIR", default=".", help="the session's folder (default: here)"
@@ -353,14 +389,16 @@ def _parser() -> argparse.ArgumentParser:
     actions = journal.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_journal(actions.add_parser)
 
-    run = add("run", _run, "serve an agent of your own on standard input and output")
-    run.description = (
-        "Import MODULE with the current folder first on the path and serve AGENT: an Agent, a class\n"
-        "of one, or a function that returns one. The descriptors are made safe before the import:\n"
-        "nothing your code prints can reach the wire."
-    )
-    run.epilog = "exit codes: 0 the client left or SIGTERM; 1 no agent there; 2 wrong command line"
+    run = add("run", _run, "serve an agent of your own on standard input and output, or a socket")
+    run.description = _RUN_ABOUT
+    run.epilog = _RUN_CODES
     run.add_argument("agent", metavar="MODULE:AGENT", help="e.g. echo:Echo or my.package:make()")
+    run.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        help="serve all who connect to unix:PATH or tcp:HOST:PORT (port 0: any) until a signal; "
+        "where it listens is told on standard error",
+    )
 
     add("rules", _rules, "print the usage rules: one page on agents and clients with this library")
 
@@ -620,6 +658,14 @@ def _policy(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    if options.resume:
+        if options.cwd is not None:
+            raise UsageError("antiphon demo: --resume works in a temporary folder; leave out --cwd")
+        from antiphon.cli._demo_resume import run as resume
+
+        return resume(options)
+    if options.seed is not None:
+        raise UsageError("antiphon demo: --seed goes with --resume")
     from antiphon.cli._demo import run
 
     return run(options)

@@ -26,12 +26,24 @@ if TYPE_CHECKING:
     from antiphon.cli._view import View
     from antiphon.services import Elicitation, Permissions
 
-__all__ = ["agent_command", "agent_environment", "demo_agent_command", "folder", "folders", "run"]
+__all__ = [
+    "agent_command",
+    "agent_environment",
+    "demo_agent_command",
+    "folder",
+    "folders",
+    "module_command",
+    "run",
+]
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the turn; the exit codes are `_outcome`'s."""
-    argv = agent_command(options.agent, "prompt")
+    if options.connect is None:
+        argv = agent_command(options.agent, "prompt")
+    else:
+        _check_connect(options)
+        argv = []
     cwd, roots = folders(options)
     record = _record(options.record)
     env = agent_environment(options.env_policy, options.env, "prompt")
@@ -69,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
     )
     job = Job(
         argv=argv,
+        address=options.connect,
         cwd=cwd,
         roots=roots,
         lends_terminals=not options.no_terminal,
@@ -87,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
             output=output,
             view=view,
             decider=decider,
-            elicitation=_elicitation(view, decider, argv),
+            elicitation=_elicitation(view, decider, options.connect or shlex.join(argv)),
         )
         outcome = run_.play()
     finally:
@@ -97,7 +110,18 @@ def run(options: argparse.Namespace) -> int:
     return report(outcome, output=output, as_json=options.json, with_text=True)
 
 
-def _elicitation(view: View, decider: Decider, argv: list[str]) -> Elicitation | None:
+def _check_connect(options: argparse.Namespace) -> None:
+    from antiphon.transports import parse_address
+
+    try:
+        parse_address(options.connect)
+    except ValueError as error:
+        raise UsageError(f"antiphon prompt: --connect {error}") from None
+    if options.env or options.env_policy != "inherit":
+        raise UsageError("antiphon prompt: --env and --env-policy are for an agent that is started")
+
+
+def _elicitation(view: View, decider: Decider, agent: str) -> Elicitation | None:
     """Somebody to ask what the agent wants to know; without a terminal nothing is offered."""
     if not can_ask():
         return None
@@ -105,7 +129,7 @@ def _elicitation(view: View, decider: Decider, argv: list[str]) -> Elicitation |
     from antiphon.cli._elicit import Elicit
     from antiphon.cli._show import choose_asker
 
-    return Elicit(view.display, choose_asker(), decider.turn, shlex.join(argv)).service()
+    return Elicit(view.display, choose_asker(), decider.turn, agent).service()
 
 
 def _permissions(options: argparse.Namespace) -> tuple[Permissions, Asker | None, str]:
@@ -127,7 +151,12 @@ def _permissions(options: argparse.Namespace) -> tuple[Permissions, Asker | None
 
 
 def demo_agent_command(*more: str) -> list[str]:
-    """How to start the demo agent: this interpreter, this library.
+    """How to start the demo agent: this interpreter, this library."""
+    return module_command("antiphon", "demo-agent", *more)
+
+
+def module_command(module: str, *more: str) -> list[str]:
+    """How to run a module of this library in a process of its own.
 
     With the safe path, so that nothing in the current folder is taken for the library; unless the
     library itself is found by the current folder.
@@ -135,7 +164,7 @@ def demo_agent_command(*more: str) -> list[str]:
     import antiphon
 
     here = Path(antiphon.__file__).resolve().parents[1] == Path.cwd().resolve()
-    return [sys.executable, *([] if here else ["-P"]), "-m", "antiphon", "demo-agent", *more]
+    return [sys.executable, *([] if here else ["-P"]), "-m", module, *more]
 
 
 def folder(text: str, option: str = "--cwd") -> str:

@@ -1,13 +1,15 @@
-"""`antiphon run MODULE:AGENT`: serve somebody's agent on standard input and output.
+"""`antiphon run MODULE:AGENT`: serve somebody's agent on standard input and output, or on a socket.
 
 The descriptors are secured before the module is imported, so that nothing it prints, at import or
-later, can reach the wire; the serving itself is `serve_stdio`'s.
+later, can reach the wire; the serving itself is `serve_stdio`'s. With `--listen` they are no wire, and
+it is that of `serve_unix` and `serve_tcp`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import argparse
 
     from antiphon import Agent
+    from antiphon.transports import TcpAddress, UnixAddress
 
 __all__ = ["run"]
 
@@ -29,23 +32,63 @@ class _NoAgentError(Exception):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until the client leaves or SIGTERM: 0. 1 if there is no such agent."""
+    """Serve until the client leaves or a signal: 0. 1 if there is no such agent, or no listening."""
     module, name = _split(options.agent)
+    address = None if options.listen is None else _address(options.listen)
+    if address is None:
+        from antiphon.transports import secure_stdio
 
-    from antiphon.transports import secure_stdio
-
-    secure_stdio()
+        secure_stdio()
     # As `python -m` does it: the folder one is in comes first.
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  (sys.path holds text)
     agent = _find(module, name)
     if agent is None:
         return 1
+    if address is not None:
+        return _listen(agent, address)
 
     from antiphon import serve_stdio
 
     with contextlib.suppress(KeyboardInterrupt):
         serve_stdio(agent)
     return 0
+
+
+def _address(text: str) -> TcpAddress | UnixAddress:
+    from antiphon.transports import parse_address
+
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise UsageError(f"antiphon run: --listen {error}") from None
+
+
+def _listen(agent: Agent, address: TcpAddress | UnixAddress) -> int:
+    """Serve all who connect, until a signal."""
+    from antiphon import serve_tcp, serve_unix
+    from antiphon.transports import UnixAddress
+
+    # The library's log: whom it has refused, and what has failed.
+    logging.basicConfig(format="antiphon run: %(message)s", level=logging.WARNING)
+    try:
+        if isinstance(address, UnixAddress):
+            server = serve_unix(agent, address.path, on_listening=_tell_where)
+        else:
+            server = serve_tcp(agent, address.host, address.port, on_listening=_tell_where)
+    except ValueError as error:
+        raise UsageError(f"antiphon run: --listen {address}: {error}") from None
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run()
+    except (OSError, NotImplementedError) as error:
+        reason = getattr(error, "strerror", None) or error
+        tell(f"antiphon run: cannot listen at {address}: {reason}\n")
+        return 1
+    return 0
+
+
+def _tell_where(address: str) -> None:
+    tell(f"antiphon run: listening at {address}\n")
 
 
 def _split(text: str) -> tuple[str, str]:

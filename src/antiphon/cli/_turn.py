@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from antiphon import Capabilities, Client, Limits, spawn
+from antiphon import Capabilities, Client, Limits, connect, spawn
 from antiphon._errors import AntiphonError, AuthRequired, SilenceTimeout
 from antiphon.cli._outcome import TIMEOUT, Failure, Outcome, explain
 from antiphon.cli._output import readable, tell, update_line
@@ -59,6 +59,7 @@ class Job(msgspec.Struct, kw_only=True):
     cwd: str
     text: str
     started: float
+    address: str | None = None
     roots: tuple[str, ...] = ()
     lends_terminals: bool = True
     env: dict[str, str] | None = None
@@ -257,14 +258,18 @@ class Run:
             # One bound for the whole run takes the place of those of its parts.
             startup = max(round(self._left() - self._reserve(), 2), 0.01)
             limits = msgspec.structs.replace(limits, startup_timeout=startup, request_timeout=None)
-        async with spawn(
-            job.argv,
-            client=client,
-            env=job.env,
-            limits=limits,
-            record=job.record,
-            stderr=self._agent_stderr if job.verbose else None,
-        ) as agent:
+        if job.address is None:
+            opening = spawn(
+                job.argv,
+                client=client,
+                env=job.env,
+                limits=limits,
+                record=job.record,
+                stderr=self._agent_stderr if job.verbose else None,
+            )
+        else:
+            opening = connect(job.address, client=client, limits=limits, record=job.record)
+        async with opening as agent:
             self._agent = agent
             outcome.agent = _name(agent)
             try:
@@ -311,7 +316,7 @@ class Run:
             message = f"The agent said nothing for {error.seconds:g} s."
             failure = Failure(kind="timeout", message=message)
         if isinstance(error, AuthRequired) and failure is not None and self._agent is not None:
-            ways = _ways_to_log_in(self._agent, self._job.argv)
+            ways = _ways_to_log_in(self._agent, self._job)
             failure = msgspec.structs.replace(failure, message=f"{failure.message}\n{ways}")
         return None if failure is None else self._with_stderr(failure)
 
@@ -371,15 +376,17 @@ def _more_roots(agent: AgentPeer, job: Job) -> list[str]:
     return [root for root in job.roots if not f"{root}/".startswith(inside)]
 
 
-def _ways_to_log_in(agent: AgentPeer, argv: list[str]) -> str:
+def _ways_to_log_in(agent: AgentPeer, job: Job) -> str:
     lines: list[str] = []
     for method in agent.initialize_result.auth_methods or ():
         about = f": {method.description}" if method.description else ""
-        if isinstance(method, v1.AuthMethodTerminal):
-            command = " ".join([*argv, *(method.args or [])])
+        if isinstance(method, v1.AuthMethodTerminal) and job.address is None:
+            command = " ".join([*job.argv, *(method.args or [])])
             about += f" (run `{command}` in a terminal)"
         lines.append(f"  - {method.name} [{method.id}]{about}")
     if not lines:
         return "It names no way to log in; see its own documentation."
-    how = f"Log in with: antiphon login --agent {shlex.quote(shlex.join(argv))}"
+    if job.address is not None:
+        return "\n".join(["Its ways to log in, where it runs:", *lines])
+    how = f"Log in with: antiphon login --agent {shlex.quote(shlex.join(job.argv))}"
     return "\n".join(["Its ways to log in:", *lines, how])

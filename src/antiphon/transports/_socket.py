@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SocketTransport"]
 
+#: How long connecting may take.
+CONNECT_TIMEOUT = 10.0
 #: How long closing waits for the peer to take what was sent.
 FLUSH_GRACE = 2.0
 #: How long it waits after that for the peer's end. What has not arrived when a socket is closed with
@@ -75,7 +77,7 @@ class SocketTransport(StreamTransport):
         limits: Limits | None = None,
         *,
         accepted: bool = True,
-        connect_timeout: float | None = 10.0,
+        connect_timeout: float | None = CONNECT_TIMEOUT,
     ) -> None:
         super().__init__(limits)
         self._connect_timeout = connect_timeout
