@@ -67,6 +67,17 @@ def test_any_other_kind_becomes_a_record(kind: str) -> None:
     }
 
 
+@pytest.mark.parametrize("kind", [SESSION_UPDATE, "other"])
+def test_a_frame_is_one_line_whatever_shape_the_payload_is_in(kind: str) -> None:
+    payload = b'{\n\t"sessionUpdate": "plan",\r\n\r  "text": "one\\ntwo\\r"\n}\n'
+    frame = FrameHeads("s-41").frame(record(kind, payload))
+    params = json.loads(frame)["params"]
+
+    assert b"\n" not in frame
+    assert b"\r" not in frame
+    assert params.get("payload", params.get("update")) == json.loads(payload)
+
+
 @pytest.mark.parametrize("name", ["", 's"1', "s\\", "\u00e9\u2028\n", "\U0001f600"])
 def test_a_session_and_a_taint_are_any_text(name: str) -> None:
     heads = FrameHeads(name)

@@ -93,23 +93,36 @@ class FrameHeads:
         self._record = b'{"jsonrpc":"2.0","method":"_raxol/session.record' + named + b',"offset":'
 
     def frame(self, record: Record) -> bytes:
-        """The frame of a record: `session/update` with a rider, or `_raxol/session.record` (§4)."""
+        """The frame of a record: `session/update` with a rider, or `_raxol/session.record` (§4).
+
+        It is one line, also where the payload is not.
+        """
+        payload = record.payload
+        if _LF in payload or _CR in payload:
+            # Between a JSON text's tokens; there is no other place for them.
+            payload = payload.replace(b"\n", b" ").replace(b"\r", b" ")
+        taint = _TAINT_TEXTS.get(record.taint) or encode(record.taint)
         if record.kind == SESSION_UPDATE:
             return b'%b%b,"_meta":{"raxol.io":{"offset":%d,"taint":%b,"ts":%d}}}}' % (
                 self._update,
-                record.payload,
+                payload,
                 record.offset,
-                encode(record.taint),
+                taint,
                 record.ts,
             )
         return b'%b%d,"kind":%b,"payload":%b,"taint":%b,"ts":%d}}' % (
             self._record,
             record.offset,
             encode(record.kind),
-            record.payload,
-            encode(record.taint),
+            payload,
+            taint,
             record.ts,
         )
+
+
+#: As numbers: looking for those is far quicker than looking for bytes.
+_LF, _CR = b"\n\r"
+_TAINT_TEXTS = {taint: encode(taint) for taint in ("user", "agent", "external", "system")}
 
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
