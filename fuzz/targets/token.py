@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from antiphon.journal import Claims, Keyring, unverified_claims, verify_token
 from antiphon.journal._claims import read_token
 from antiphon.journal._ed25519 import public_key, sign
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SEED = bytes(range(32))
 KEYRING = Keyring({"k1": public_key(SEED)})
@@ -79,8 +82,7 @@ def _strict(value: Any) -> Any:
             members[name] = strict
         return members
     if isinstance(value, list):
-        items: list[Any] = value
-        return [_strict(item) for item in items]
+        return [_strict(item) for item in cast("Sequence[Any]", value)]
     if isinstance(value, str):
         value.encode()
     if isinstance(value, float) and value - value != 0:
@@ -97,8 +99,7 @@ def _same(one: Any, other: Any) -> bool:
             _same(first[key], second[key]) for key in first
         )
     if isinstance(one, list):
-        items: list[Any] = one
-        others: list[Any] = other
+        items, others = cast("Sequence[Any]", one), cast("Sequence[Any]", other)
         return len(items) == len(others) and all(map(_same, items, others))
     return repr(one) == repr(other)
 

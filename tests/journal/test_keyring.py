@@ -80,6 +80,9 @@ def test_a_file_that_cannot_be_read_leaves_no_keyring(tmp_path: Path) -> None:
         with pytest.raises(KeyringError) as raised:
             Keyring({"k1": path})
         assert raised.value.kid == "k1"
+        assert str(raised.value).startswith(f"key 'k1': {path}: ")
+    with pytest.raises(KeyringError, match="missing: No such file or directory"):
+        Keyring({"k1": tmp_path / "missing"})
 
 
 @pytest.mark.parametrize("kid", ["", None, 5, b"k1"])
@@ -129,11 +132,11 @@ def test_a_directory_is_a_keyring_of_its_pub_files(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_none_is_no_keyring(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for place in (tmp_path / "missing", tmp_path / "file"):
+    for place, words in ((tmp_path / "missing", "No such file"), (tmp_path / "file", "Not a dir")):
         with pytest.raises(KeyringError) as raised:
             Keyring.load(place)
         assert raised.value.kid is None
-        assert str(place) in str(raised.value)
+        assert str(raised.value).startswith(f"{place}: {words}")
 
 
 def test_a_key_that_is_taken_out_while_the_directory_is_read_is_not_in_it(

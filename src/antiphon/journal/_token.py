@@ -111,7 +111,7 @@ class Token:
             raise AttachRefused("actor_mismatch")
         if claims.surf is not None:
             surface: Any = context.surface if self._surface is None else self._surface
-            if not isinstance(surface, str) or surface not in claims.surf:
+            if surface not in claims.surf:  # nor is what is no text at all
                 raise AttachRefused("surface_not_allowed")
         return Grant(
             claims.act,
