@@ -343,7 +343,9 @@ def test_a_keyring_stays_as_it_was() -> None:
     assert isinstance(asked(context()), Grant)
 
 
-async def test_one_wrong_key_and_nobody_is_admitted(tmp_path: Path) -> None:
+async def test_one_wrong_key_and_nobody_is_admitted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "k1.pub").write_bytes(PUBLIC)
     asked = policy(tmp_path)
     assert isinstance(await admit(asked, context()), Grant)
@@ -353,6 +355,8 @@ async def test_one_wrong_key_and_nobody_is_admitted(tmp_path: Path) -> None:
     assert isinstance(denied, Denied)
     assert denied.reason == "policy_error"
     assert denied.detail.startswith("keyring_invalid: key 'k2': ")
+    (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "key 'k2'" in told.getMessage()
 
 
 async def test_a_function_that_fails_admits_nobody() -> None:

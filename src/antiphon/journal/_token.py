@@ -8,6 +8,7 @@ the funnel in `_attach`. Nothing here can mint a token.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from antiphon.journal._keyring import KeyringSource
 
 __all__ = ["Token", "verify_token"]
+
+log = logging.getLogger("antiphon.journal")
 
 
 def verify_token(
@@ -102,6 +105,8 @@ class Token:
         try:
             keyring = Keyring.of(self._keyring)
         except KeyringError as error:
+            # A refusal is everyday life, and this one is of everybody.
+            log.error("no token is good until the keyring is mended: %s", error)  # noqa: TRY400
             raise AttachRefused(f"keyring_invalid: {error}") from error
         claims = verify_token(capability, keyring, session_id=context.session_id, now=self._clock())
         if not isinstance(claims, Claims):
