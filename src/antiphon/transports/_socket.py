@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon._errors import ConnectionClosed, StartError
 from antiphon.transports._address import TcpAddress, UnixAddress, parse_address
+from antiphon.transports._loop_socket import open_by_loop
 from antiphon.transports._stream import StreamTransport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from antiphon.core import Limits
     from antiphon.transports._address import Address
     from antiphon.transports._transport import Receiver
@@ -38,6 +41,9 @@ FLUSH_GRACE = 2.0
 LINGER = 0.5
 #: While the queue of somebody who listens is full, it is tried again so often, in seconds.
 _AGAIN = 0.02
+
+#: Where a loop cannot watch a socket.
+_BY_LOOP = sys.platform == "win32"
 
 _NOT_YET = {errno.EAGAIN, errno.EINPROGRESS, errno.EALREADY, errno.EINTR}
 _TEXTS = {
@@ -83,7 +89,8 @@ class SocketTransport(StreamTransport):
         self._connect_timeout = connect_timeout
         self._address = parse_address(peer) if isinstance(peer, str) else None
         self._socket = None if isinstance(peer, str) else peer
-        self._writing = -1  # the writer's descriptor, while there is a writer
+        self._writing = -1  # the writer's descriptor, if it has one, while there is a writer
+        self._end_writing: Callable[[], None] | None = None
         self._failure: ConnectionClosed | None = None
         self._over = asyncio.Event()  # nothing more can be read
         self._refusing = False  # what comes is dropped
@@ -118,15 +125,33 @@ class SocketTransport(StreamTransport):
             sock, self._socket = self._socket, None
         try:
             _prepare(sock)
-            reading = os.dup(sock.fileno())
+            await self._begin(sock)
         except BaseException:
             sock.close()
             raise
-        self._writing = sock.detach()
+
+    async def _begin(self, sock: socket.socket) -> None:
+        if _BY_LOOP:
+            reader, writer = await open_by_loop(
+                sock,
+                receive=self._received,
+                ended=self._input_ended,
+                paused=self._output_full,
+                resumed=self._output_free,
+                failed=self._output_failed,
+            )
+            self._reader, self._writer = reader, writer
+            self._end_writing = writer.end
+            if not self._paused:
+                reader.resume()
+            return
+        reading = os.dup(sock.fileno())
+        self._writing = writing = sock.detach()
+        self._end_writing = lambda: _end_writing(writing)
         # A loop on libuv calls once for a socket with an error and then forgets it, whatever else is to
         # be read from it; through an object of ours it does not. Linux has one.
         plain = isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop)
-        self._open(reading, self._writing, own=plain or sys.platform != "linux")
+        self._open(reading, writing, own=plain or sys.platform != "linux")
 
     @property
     def info(self) -> dict[str, Any]:
@@ -176,8 +201,8 @@ class SocketTransport(StreamTransport):
             self._lose(None)
             if self._reader is not None:
                 self._reader.resume()
-            if await self._flush(FLUSH_GRACE) and self._writer is not None:
-                _end_writing(self._writing)
+            if await self._flush(FLUSH_GRACE) and self._writer and self._end_writing:
+                self._end_writing()
                 if self._reader is not None:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(LINGER):
@@ -265,7 +290,7 @@ def _hung_up(fd: int) -> bool:
 
     Of TCP nobody can know before something is written; elsewhere a half is told like a whole.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or fd < 0:
         return False
     poll = select.poll()
     poll.register(fd, 0)
