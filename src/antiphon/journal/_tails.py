@@ -51,7 +51,7 @@ class _Seat:
 class Audience:
     """The tails of one session; the common part of `Writer` and `Follower`."""
 
-    __slots__ = ("_limit", "_seats")
+    __slots__ = ("_exempt", "_limit", "_seats")
 
     def __init__(self, credit: int) -> None:
         if credit < 1:
@@ -59,10 +59,13 @@ class Audience:
             raise ValueError(msg)
         self._limit = credit
         self._seats: dict[Tail, _Seat] = {}
+        #: Also those that are not let in yet.
+        self._exempt: set[Tail] = set()
 
     def unsubscribe(self, tail: Tail) -> None:
         """Tell it nothing more, from now on and without a word; one that is unknown is none."""
         seat = self._seats.pop(tail, None)
+        self._exempt.discard(tail)
         if seat is not None:
             seat.tail = None
 
@@ -81,8 +84,13 @@ class Audience:
     def exempt(self, tail: Tail, exempt: bool) -> None:  # noqa: FBT001  (the one thing that is said)
         """Whether the tail's credit is left alone: it cannot lag while it is exempt.
 
-        For the connection that prompts: it slows its own turn down instead.
+        For the connection that prompts: it slows its own turn down instead. It may be said before the
+        tail is let in, and holds until it is unsubscribed.
         """
+        if exempt:
+            self._exempt.add(tail)
+        else:
+            self._exempt.discard(tail)
         seat = self._seats.get(tail)
         if seat is not None:
             seat.exempt = exempt
@@ -91,7 +99,8 @@ class Audience:
         """Let a tail in; whether it was not in yet."""
         if tail in self._seats:
             return False
-        self._seats[tail] = _Seat(tail, self._limit)
+        seat = self._seats[tail] = _Seat(tail, self._limit)
+        seat.exempt = tail in self._exempt
         return True
 
     def _give(self, record: Record, seats: list[_Seat]) -> None:

@@ -77,6 +77,7 @@ class DurableLink:
         "_start",
         "_turn",
         "_turn_id",
+        "_uncovered",
         "_waiting",
         "attached",
         "connection",
@@ -102,8 +103,10 @@ class DurableLink:
         #: Frames of updates that are not durable yet, in order; behind them, in tuples, what must follow.
         self._pending: deque[bytes | tuple[bytes]] = deque()
         self._waiting: list[asyncio.Future[None]] = []
-        #: Offsets of own updates that came between the registration of an attach and its mark.
-        self._held_back: set[int] = set()
+        #: Own updates that an attach under way has a copy of, by offset: bare, should it come to nothing.
+        self._held_back: dict[int, bytes] = {}
+        #: Up to where the attach shows nothing: own updates up to there are sent bare.
+        self._uncovered = 0
         self._offset = 0  # of the last update of ours that was published
         self._turn: Turn | None = None
         self._turn_id = 0
@@ -199,10 +202,18 @@ class DurableLink:
         else:
             self._offset = record.offset
             writer, attached = self.writer, self.attached
-            if attached is None or writer is None or not writer.publishes_to(attached):
+            if attached is None or writer is None:
                 self.connection.send(frame)  # type: ignore[arg-type]
             elif not attached.live:
-                self._held_back.add(record.offset)
+                # The attach under way has it in its history, or behind its mark.
+                self._held_back[record.offset] = frame  # type: ignore[assignment]
+            elif not writer.publishes_to(attached):
+                # It lags, and what it still has to say comes before this.
+                attached.detach(flush=True)
+                self.connection.send(frame)  # type: ignore[arg-type]
+            elif record.offset <= self._uncovered:
+                # It was durable before the mark was read, and is told of only now.
+                self.connection.send(frame)  # type: ignore[arg-type]
         while pending and isinstance(pending[0], tuple):
             self.connection.send(pending.popleft()[0])  # type: ignore[arg-type]
         if not pending and self._waiting:
@@ -211,12 +222,26 @@ class DurableLink:
                 if not future.done():
                     future.set_result(None)
 
-    def bare_frame(self, record: Record) -> bytes | None:
-        """The frame of an own update that an attach without history has no place for."""
-        if record.offset not in self._held_back:
-            return None
-        self._held_back.discard(record.offset)
-        return self._head + record.payload + b"}}"
+    def attach_answered(self, uncovered: int) -> None:
+        """An attach is about to be answered: it has every own update behind that offset.
+
+        The others, which it has no history of, are sent bare, now.
+        """
+        held, self._held_back = self._held_back, {}
+        self._uncovered = uncovered
+        for offset, frame in held.items():
+            if offset <= uncovered:
+                self.connection.send(frame)
+
+    def attach_failed(self) -> None:
+        """An attach came to nothing: what it has a copy of is sent bare."""
+        self.attached = None
+        self._send_held_back()
+
+    def _send_held_back(self) -> None:
+        held, self._held_back = self._held_back, {}
+        for frame in held.values():
+            self.connection.send(frame)
 
     def _hurry(self) -> None:
         if self.writer is not None:
@@ -275,7 +300,9 @@ class DurableLink:
         """End the connection's tail of the session; no frame says so."""
         attached, self.attached = self.attached, None
         if attached is not None:
-            attached.detach()
+            # Whoever prompts sees all of its turn, in this way or that.
+            attached.detach(flush=self._turn is not None)
+            self._send_held_back()
 
     async def history(self) -> AsyncIterator[Any]:
         """The updates in the journal, typed, oldest first."""
@@ -346,7 +373,6 @@ class DurableLink:
         if self._turn is not turn or self.writer is None:
             return None
         self._turn = None
-        self._held_back.clear()
         self.durability.turn_over(self)
         done: asyncio.Future[Record | None] = asyncio.get_running_loop().create_future()
 

@@ -525,14 +525,18 @@ class DurableRouter(AgentRouter):
                 ),
             )
             if rider.history != "none":
+                # Refused before anything is changed: what the connection has stays.
+                seen = await log_.high_watermark()
+                if seen and rider.from_offset > seen + 1:
+                    raise InvalidParams({"highWatermark": seen}, "invalid params")
                 link.detach()
                 link.attached = subscriber
+                link.attached_in_turn()
             try:
                 await subscriber.attach()
-            except BaseException:
-                if link.attached is subscriber:
-                    link.attached = None
-                raise
+            finally:
+                if link.attached is subscriber and not subscriber.live:
+                    link.attach_failed()
         except BaseException:
             await log_.aclose()
             raise
@@ -577,7 +581,6 @@ class DurableRouter(AgentRouter):
             reply=answer,
             project=project if standard else None,
             skip=link.is_own_prompt if standard else None,
-            bare=link.bare_frame,
             expires_at=grant.expires_at,
             clock=self._durability.clock,
             on_end=ended,
@@ -598,7 +601,9 @@ class DurableRouter(AgentRouter):
         link = session.durable
         if link is not None:
             link.role = self._durability.role_of(*granted)
-            link.attached_in_turn()
+            asked = accepted.rider
+            replays = asked.history == "from_offset"
+            link.attach_answered(asked.from_offset - 1 if replays else mark)
         rider = {"raxol.io": {"highWatermark": mark}}
         if options is not None:
             options = self._peer.allowed_options(options)
@@ -656,18 +661,28 @@ class DurableRouter(AgentRouter):
         modes, options = await self._restore(session, info)
         rider = Rider(history="tip")
         log_ = await self._durability.journal.open(session.session_id)
+        subscriber = None
         try:
             source = await self._source(session, log_, rider)
             subscriber = self._subscriber(
-                link, log_, source, rider, granted[0], standard=True, reply=lambda _: None
+                link,
+                log_,
+                source,
+                rider,
+                granted[0],
+                standard=True,
+                reply=link.attach_answered,
             )
             link.detach()
             link.attached = subscriber
+            link.attached_in_turn()
             await subscriber.attach()
         except BaseException:
-            link.attached = None
             await log_.aclose()
             raise
+        finally:
+            if subscriber is not None and link.attached is subscriber and not subscriber.live:
+                link.attach_failed()
         link.role = self._durability.role_of(*granted)
         return v1_unstable.ResumeSessionResponse(
             modes=UNSET if modes is None else modes,
@@ -748,7 +763,7 @@ def _with_extension(meta: Any, facts: dict[str, Any]) -> dict[str, Any]:
 
 def _directories(info: SessionInfo) -> list[str]:
     more: Any = info.meta.get("additionalDirectories")
-    paths = cast("list[Any]", more) if isinstance(more, list) else []
+    paths: list[Any] = more if isinstance(more, list) else []
     return [path for path in paths if isinstance(path, str)]
 
 

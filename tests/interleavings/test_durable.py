@@ -1,0 +1,161 @@
+"""Random programs of clients of one durable agent keep what `durable_world` says of journals and attaches.
+
+Each law is shown to be able to fail: with one fault put into the library, the same programs find it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from antiphon.journal import Subscriber, Writer
+from antiphon.sessions._durable_link import DurableLink
+from antiphon.sessions._durable_router import DurableRouter
+from tests.interleavings.driver import Failure, Seed, how_many, run_many
+from tests.interleavings.durable_world import DurableWorld
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from antiphon.journal import Entry, Record
+
+
+@pytest.mark.alarms("zero_updates_turn")
+@pytest.mark.bound(300)
+@pytest.mark.covers("J1", "J2", "J7", "J10", "J12")
+def test_no_random_interleaving_of_a_durable_agent_s_clients_loses_or_doubles_a_record(
+    seed: Seed, say: Callable[[str], None]
+) -> None:
+    count = how_many() // 5
+
+    steps = run_many("durable", DurableWorld, DurableWorld.weights, count, seed)
+
+    say(f"interleavings: durable: {count} programs of {steps} steps")
+    assert steps >= 5 * len(seed.numbers(count))
+
+
+# ------------------------------------------------------------------ each law can fail
+
+
+def published_twice(patch: pytest.MonkeyPatch) -> None:
+    """The origin gets its own copy, attached or not."""
+    published = DurableLink._published
+
+    def always(self: DurableLink, record: Record | None) -> None:
+        attached, self.attached = self.attached, None
+        published(self, record)
+        self.attached = attached
+
+    patch.setattr(DurableLink, "_published", always)
+
+
+def answered_before_it_is_seen(patch: pytest.MonkeyPatch) -> None:
+    async def seen(self: DurableLink, done: Any) -> None:
+        """Wait for nothing."""
+
+    patch.setattr(DurableLink, "_seen", seen)
+
+
+def no_latch(patch: pytest.MonkeyPatch) -> None:
+    begin = Writer.begin_turn
+
+    async def begin_turn(self: Writer, holder: object, entries: Any = ()) -> int:
+        self.turn_holder = None
+        return await begin(self, holder, entries)
+
+    patch.setattr(Writer, "begin_turn", begin_turn)
+
+
+def gate_open(patch: pytest.MonkeyPatch) -> None:
+    """What is live is shown, whether the history has shown it or not."""
+    forward = Subscriber._forward
+
+    def shown(self: Subscriber, record: Record) -> None:
+        mark, self._mark = self._mark, 0
+        forward(self, record)
+        self._mark = mark
+
+    patch.setattr(Subscriber, "_forward", shown)
+
+
+def held_back_for_ever(patch: pytest.MonkeyPatch) -> None:
+    def failed(self: DurableLink) -> None:
+        self.attached = None
+        self._held_back = {}
+
+    patch.setattr(DurableLink, "attach_failed", failed)
+
+
+def two_tails(patch: pytest.MonkeyPatch) -> None:
+    def detach(self: DurableLink) -> None:
+        self.attached = None
+
+    patch.setattr(DurableLink, "detach", detach)
+
+
+def late_answer(patch: pytest.MonkeyPatch) -> None:
+    """An attach is answered behind what is live."""
+    answer = DurableRouter._answer
+
+    def soon(self: DurableRouter, *arguments: Any, **more: Any) -> None:
+        loop = self._peer.connection.loop
+        loop.call_soon(lambda: answer(self, *arguments, **more))
+
+    patch.setattr(DurableRouter, "_answer", soon)
+
+
+def forgotten_record(patch: pytest.MonkeyPatch) -> None:
+    submit, count = Writer.submit, [0]
+
+    def some(self: Writer, entry: Entry, *arguments: Any, **more: Any) -> None:
+        count[0] += 1
+        if count[0] % 11 or arguments or more or entry.kind != "session_update":
+            submit(self, entry, *arguments, **more)
+
+    def published_without(self: Writer, *arguments: Any) -> None:
+        give(self, *arguments) if arguments[0].offset % 9 else None
+
+    give = Writer._give
+    patch.setattr(Writer, "submit", some)
+    patch.setattr(Writer, "_give", published_without)
+
+
+def uncompleted(patch: pytest.MonkeyPatch) -> None:
+    """A turn that fails has no completion of its own."""
+
+    async def end(self: DurableLink, turn: Any, *, failure: Any = None, **more: Any) -> None:
+        if failure is None:
+            await end_turn(self, turn, **more)
+        else:
+            self._turn = None
+            if self.writer is not None:
+                self.writer.turn_holder = None
+
+    end_turn = DurableLink.end_turn
+    patch.setattr(DurableLink, "end_turn", end)
+
+
+@pytest.mark.alarms("zero_updates_turn")
+@pytest.mark.bound(120)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        published_twice,
+        answered_before_it_is_seen,
+        no_latch,
+        gate_open,
+        held_back_for_ever,
+        two_tails,
+        late_answer,
+        forgotten_record,
+        uncompleted,
+    ],
+)
+def test_a_fault_of_the_library_is_found(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+
+    with pytest.raises(Failure):
+        run_many("durable", DurableWorld, DurableWorld.weights, 4000, Seed("7"), tries=0)
