@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -314,3 +315,26 @@ def test_a_module_that_listens_by_itself_is_served_once(module: Path) -> None:
     assert ran.code == 0
     assert "both serves an agent by itself; left to this command" in ran.err
     assert not (module / "agent.sock").exists()
+
+
+# ------------------------------------------------------------------ with a journal
+
+
+def test_an_agent_keeps_its_sessions_where_the_command_says(module: Path) -> None:
+    agent = f"{sys.executable} -m antiphon run noisy:agent --journal kept"
+
+    ran = antiphon("prompt", "--agent", agent, "hi", cwd=module)
+    listed = antiphon("journal", "ls", "kept", "--json", cwd=module)
+
+    assert ran.code == 0, ran.err
+    assert [json.loads(line)["records"] for line in listed.out.splitlines()] == [5]
+
+
+def test_a_journal_that_cannot_be_used_is_said_before_anything_is_served(module: Path) -> None:
+    (module / "file").write_text("no directory")
+
+    ran = antiphon("run", "noisy:agent", "--journal", "file", cwd=module)
+
+    assert ran.code == 1
+    assert "antiphon run: the journal cannot be used: " in ran.err
+    assert "Traceback" not in ran.err

@@ -328,7 +328,7 @@ class DurableWorld(World):
     """Several connections to one durable agent."""
 
     meant = ("zero_updates_turn",)
-    weights = {
+    weights = {  # noqa: RUF012  (a table)
         "connect": 3,
         "new": 1,
         "prompt": 10,

@@ -399,6 +399,12 @@ def _parser() -> argparse.ArgumentParser:
         help="serve all who connect to unix:PATH or tcp:HOST:PORT (port 0: any) until a signal; "
         "where it listens is told on standard error",
     )
+    run.add_argument(
+        "--journal",
+        metavar="DIR",
+        help="keep its sessions in the journal in DIR, made if there is none: clients can load, list, "
+        "resume and delete them, and attach to them (see antiphon journal --help)",
+    )
 
     add("rules", _rules, "print the usage rules: one page on agents and clients with this library")
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import argparse
 
     from antiphon import Agent
+    from antiphon.journal import Journal
     from antiphon.transports import TcpAddress, UnixAddress
 
 __all__ = ["run"]
@@ -44,14 +45,41 @@ def run(options: argparse.Namespace) -> int:
     agent = _find(module, name)
     if agent is None:
         return 1
+    journal = None
+    if options.journal is not None:
+        journal = _journal(options.journal)
+        if journal is None:
+            return 1
     if address is not None:
-        return _listen(agent, address)
+        return _listen(agent, address, journal)
 
     from antiphon import serve_stdio
 
     with contextlib.suppress(KeyboardInterrupt):
-        serve_stdio(agent)
+        serve_stdio(agent, journal=journal)
     return 0
+
+
+def _journal(directory: str) -> Journal | None:
+    """The journal in a directory, or None after saying why it cannot be one."""
+    import asyncio
+
+    from antiphon.journal import JournalError, SqliteJournal
+
+    async def look() -> None:
+        # One of its own: the journal that serves belongs to the loop that does.
+        journal = SqliteJournal(directory)
+        try:
+            await journal.info("")
+        finally:
+            await journal.aclose()
+
+    try:
+        asyncio.run(look())
+    except (JournalError, OSError) as error:
+        tell(f"antiphon run: the journal cannot be used: {error}\n")
+        return None
+    return SqliteJournal(directory)
 
 
 def _address(text: str) -> TcpAddress | UnixAddress:
@@ -63,7 +91,7 @@ def _address(text: str) -> TcpAddress | UnixAddress:
         raise UsageError(f"antiphon run: --listen {error}") from None
 
 
-def _listen(agent: Agent, address: TcpAddress | UnixAddress) -> int:
+def _listen(agent: Agent, address: TcpAddress | UnixAddress, journal: Journal | None) -> int:
     """Serve all who connect, until a signal."""
     from antiphon import serve_tcp, serve_unix
     from antiphon.transports import UnixAddress
@@ -72,9 +100,11 @@ def _listen(agent: Agent, address: TcpAddress | UnixAddress) -> int:
     logging.basicConfig(format="antiphon run: %(message)s", level=logging.WARNING)
     try:
         if isinstance(address, UnixAddress):
-            server = serve_unix(agent, address.path, on_listening=_tell_where)
+            server = serve_unix(agent, address.path, journal=journal, on_listening=_tell_where)
         else:
-            server = serve_tcp(agent, address.host, address.port, on_listening=_tell_where)
+            server = serve_tcp(
+                agent, address.host, address.port, journal=journal, on_listening=_tell_where
+            )
     except ValueError as error:
         raise UsageError(f"antiphon run: --listen {address}: {error}") from None
     try:

@@ -49,7 +49,7 @@ from antiphon.sessions._turn_states import Event, State
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from antiphon.journal import AttachContext, Follower, SessionInfo, Writer
+    from antiphon.journal import AttachContext, Follower, SessionInfo, SessionLog, Writer
     from antiphon.runtime import InboundCall
     from antiphon.sessions._agent_router import AgentContext, AgentHandlersLike
     from antiphon.sessions._agent_session import AgentSession
@@ -473,7 +473,7 @@ class DurableRouter(AgentRouter):
         return modes, options
 
     async def _source(
-        self, session: AgentSession, log_: Any, rider: Rider
+        self, session: AgentSession, log_: SessionLog, rider: Rider
     ) -> Writer | Follower | None:
         """Whom to subscribe to: our own writer, what another process appends, or nobody."""
         link, writers = session.durable, self._durability.writers
@@ -525,10 +525,7 @@ class DurableRouter(AgentRouter):
                 ),
             )
             if rider.history != "none":
-                # Refused before anything is changed: what the connection has stays.
-                seen = await log_.high_watermark()
-                if seen and rider.from_offset > seen + 1:
-                    raise InvalidParams({"highWatermark": seen}, "invalid params")
+                await _check_ahead(log_, rider)
                 link.detach()
                 link.attached = subscriber
                 link.attached_in_turn()
@@ -544,7 +541,7 @@ class DurableRouter(AgentRouter):
     def _subscriber(
         self,
         link: DurableLink,
-        log_: Any,
+        log_: SessionLog,
         source: Writer | Follower | None,
         rider: Rider,
         grant: Grant,
@@ -745,6 +742,13 @@ def decode_attach(raw: Any) -> AttachParams:
     return decode(AttachParams, b"null" if raw is None else raw)
 
 
+async def _check_ahead(log_: SessionLog, rider: Rider) -> None:
+    """Refuse a client that is ahead before anything is changed: what its connection has stays."""
+    mark = await log_.high_watermark()
+    if mark and rider.from_offset > mark + 1:
+        raise InvalidParams({"highWatermark": mark}, "invalid params")
+
+
 def _as_it_is(body: bytes) -> bytes:
     return body
 
@@ -763,8 +767,9 @@ def _with_extension(meta: Any, facts: dict[str, Any]) -> dict[str, Any]:
 
 def _directories(info: SessionInfo) -> list[str]:
     more: Any = info.meta.get("additionalDirectories")
-    paths: list[Any] = more if isinstance(more, list) else []
-    return [path for path in paths if isinstance(path, str)]
+    if not isinstance(more, list):
+        return []
+    return [path for path in cast("list[object]", more) if isinstance(path, str)]
 
 
 def _trimmed(path: str) -> str:
