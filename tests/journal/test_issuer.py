@@ -146,6 +146,15 @@ def test_a_life_has_its_bound_to_the_second() -> None:
         assert failure == "ttl_too_long"
 
 
+@pytest.mark.covers("AP12")
+def test_minting_has_the_same_bounds() -> None:
+    assert ISSUER.mint(SESSION, "a", ttl=3600)
+    assert refused(ISSUER.mint, SESSION, "a", ttl=3601) == "ttl_too_long"
+    assert ISSUER.mint(SESSION, "a", ttl=2_592_000, archival=True)
+    assert refused(ISSUER.mint, SESSION, "a", ttl=2_592_001, archival=True) == "ttl_too_long"
+    assert refused(ISSUER.mint, SESSION, "a", ttl=61, max_ttl=60) == "ttl_too_long"
+
+
 UNUSABLE: dict[str, list[Any]] = {
     "sid": [None, 42, "\ud800"],
     "act": [None, "alice", []],
