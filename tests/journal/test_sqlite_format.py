@@ -71,7 +71,7 @@ def test_a_row_is_lines_of_json_and_their_checksums() -> None:
         {"offset": n, "kind": "session_update", "taint": "agent", "ts": 1000, "payload": payload}
         for n, payload in enumerate([{"a": 1}, {"b": "é"}], 1)
     ]
-    assert list(unpack("<2I", row.checks)) == [crc32(line) for line in lines]
+    assert list(unpack("<2I", row.checks)) == [crc32(b"s-1" + line) for line in lines]
     assert row.key == (3 << 40) + 1
 
 
@@ -142,7 +142,7 @@ def test_odd_payloads_are_kept_as_they_are(payload: bytes) -> None:
 
 def test_an_unknown_member_of_a_record_is_passed_over() -> None:
     line = b'{"offset":1,"kind":"k","taint":"t","ts":5,"later":{"x":[1]},"payload":{"a":1}}'
-    checks = crc32(line).to_bytes(4, "little")
+    checks = crc32(b"s-1" + line).to_bytes(4, "little")
 
     assert list(unpack_run("s-1", 1, checks, line)) == [Record(1, "s-1", "k", b'{"a":1}', "t", 5)]
 

@@ -24,7 +24,10 @@ from antiphon.journal._sqlite_damage import (
     gap_text,
     known_sessions,
     number_of,
+    probe,
     scan,
+    session_of,
+    true_index,
 )
 from antiphon.journal._sqlite_format import (
     LAST_OFFSET,
@@ -33,9 +36,7 @@ from antiphon.journal._sqlite_format import (
     base,
     id_bytes,
     id_text,
-    index_of,
     unpack_run,
-    watermark,
 )
 from antiphon.journal._sqlite_schema import MAX_SHARDS, Loss
 from antiphon.journal._sqlite_shards import Shards
@@ -70,6 +71,8 @@ class Pruned(msgspec.Struct, frozen=True):
 _PAGE = 2048
 #: How many records are given at once to who follows or exports.
 _FOLLOWED = 256
+#: How many sessions are deleted at once.
+_PRUNED = 256
 
 
 class SqliteJournal(Journal):
@@ -267,16 +270,20 @@ class SqliteJournal(Journal):
         ]
         removed: list[str] = []
         in_use: dict[str, str] = {}
-        for session_id in chosen:
-            writer = await self._shards.writer_of(session_id)
-            try:
-                gone = await writer.call(
-                    partial(writer.delete, session_id=session_id, older_than=older_than, ours=False)
-                )
-            except JournalInUse as error:
-                in_use[session_id] = error.owner
-            else:
-                if gone:
+        for at in range(0, len(chosen), _PRUNED):
+            some = chosen[at : at + _PRUNED]
+            deleting: list[asyncio.Future[bool]] = []
+            for session_id in some:
+                writer = await self._shards.writer_of(session_id)
+                delete = partial(writer.delete, session_id=session_id, ours=False)
+                deleting.append(writer.call(partial(delete, older_than=older_than)))
+            answers = await asyncio.gather(*deleting, return_exceptions=True)
+            for session_id, answer in zip(some, answers, strict=True):
+                if isinstance(answer, JournalInUse):
+                    in_use[session_id] = answer.owner
+                elif isinstance(answer, BaseException):
+                    raise answer
+                elif answer:
                     removed.append(session_id)
         return Pruned(removed, in_use)
 
@@ -291,7 +298,7 @@ class SqliteJournal(Journal):
         await self._shards.aclose()
 
 
-_INFO = "SELECT id, records, created, updated, meta, title, latest FROM sessions WHERE records > 0"
+_INFO = "SELECT id, number, records, created, updated, meta, title, latest, sum FROM sessions WHERE records > 0"
 
 
 def _infos(
@@ -310,7 +317,7 @@ def _infos(
     found: list[SessionInfo] = []
     for row in rows:
         try:
-            found.append(_info(row, name))
+            found.append(_info(database, row, name))
         except (
             JournalDamaged,
             msgspec.DecodeError,
@@ -328,9 +335,9 @@ def _readable_rows(database: sqlite3.Connection) -> Iterator[Sequence[Any]]:
             yield from database.execute(f"{_INFO} AND number=?", (number,)).fetchall()
 
 
-def _info(row: Sequence[Any], name: str) -> SessionInfo:
+def _info(database: sqlite3.Connection, row: Sequence[Any], name: str) -> SessionInfo:
     session_id = id_text(row[0])
-    index = index_of(row[1:], name, session_id)
+    index, _ = true_index(database.execute, name, session_id, row[1], row[2:])
     latest = index.latest
     return SessionInfo(
         session_id=session_id,
@@ -353,17 +360,31 @@ def _readable(
     if database is None or number is None:
         return records, gaps, 0
     for found in scan(database.execute, session_id, number, start):
-        if isinstance(found, Gap):
-            gaps.append(found)
-        else:
-            records.append(found)
-            if len(records) == _FOLLOWED:
-                return records, gaps, found.offset + 1
+        for part in _probed(database, session_id, number, found):
+            if isinstance(part, Gap):
+                gaps.append(part)
+            else:
+                records.append(part)
+        if len(records) >= _FOLLOWED:
+            return records, gaps, records[-1].offset + 1
     noted = _noted(database, number)
     last = max(start - 1, records[-1].offset if records else 0, gaps[-1].last if gaps else 0)
     if noted > last:
-        gaps.append(Gap(last + 1, noted, "cannot be found"))
+        for part in _probed(database, session_id, number, Gap(last + 1, noted, "cannot be found")):
+            if isinstance(part, Gap):
+                gaps.append(part)
+            else:
+                records.append(part)
     return records, gaps, 0
+
+
+def _probed(
+    database: sqlite3.Connection, session_id: str, number: int, found: Record | Gap
+) -> Iterator[Record | Gap]:
+    if isinstance(found, Gap):
+        yield from probe(database.execute, session_id, number, found)
+    else:
+        yield found
 
 
 def _noted(database: sqlite3.Connection, number: int) -> int:
@@ -373,13 +394,6 @@ def _noted(database: sqlite3.Connection, number: int) -> int:
     except sqlite3.DatabaseError:
         return 0
     return row[0] if row is not None and isinstance(row[0], int) else 0
-
-
-def _number_of(database: sqlite3.Connection, session_id: str) -> int | None:
-    row = database.execute(
-        "SELECT number FROM sessions WHERE id=?", (id_bytes(session_id),)
-    ).fetchone()
-    return None if row is None else row[0]
 
 
 def read_records(
@@ -493,10 +507,13 @@ class SqliteLog(SessionLog):
         def run(
             first: int, known: int | None, database: sqlite3.Connection | None
         ) -> tuple[int | None, int, list[Record]]:
-            number = None if database is None else _number_of(database, session_id)
-            if database is None or number is None or known not in {None, number}:
+            if database is None:
                 return None, 0, []
-            last = min(stop, watermark(database.execute, number))
+            there = session_of(database.execute, place.name, session_id)
+            if there is None or known not in {None, there[0]}:
+                return None, 0, []
+            number, index = there
+            last = min(stop, index.records)
             page = min(last, first + _PAGE - 1)
             if page < first:
                 return number, last, []
@@ -518,9 +535,13 @@ class SqliteLog(SessionLog):
             return 0
         session_id = self.session_id
 
+        place = reader.place
+
         def run(database: sqlite3.Connection | None) -> int:
-            number = None if database is None else _number_of(database, session_id)
-            return 0 if database is None or number is None else watermark(database.execute, number)
+            if database is None:
+                return 0
+            there = session_of(database.execute, place.name, session_id)
+            return 0 if there is None else there[1].records
 
         return int(await reader.call(run))
 
@@ -535,15 +556,12 @@ class SqliteLog(SessionLog):
 
         def run(database: sqlite3.Connection | None) -> dict[str, Record]:
             records: dict[str, Record] = {}
-            number = None if database is None else _number_of(database, session_id)
-            if database is None or number is None:
+            if database is None:
                 return records
-            row = database.execute(
-                "SELECT records, created, updated, meta, title, latest FROM sessions"
-                " WHERE number=?",
-                (number,),
-            ).fetchone()
-            latest = index_of(row, place.name, session_id).latest
+            there = session_of(database.execute, place.name, session_id)
+            if there is None:
+                return records
+            number, latest = there[0], there[1].latest
             for tag in sorted(wanted & STATE_TAGS & set(latest)):
                 at = latest[tag]
                 records[tag] = read_records(database, place, session_id, number, at, at)[0]

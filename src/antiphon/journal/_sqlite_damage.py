@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from antiphon._errors import JournalDamaged, JournalError
+from antiphon.journal._record import Record
 from antiphon.journal._sqlite_format import (
     LAST_OFFSET,
     Broken,
@@ -29,10 +30,9 @@ from antiphon.journal._sqlite_format import (
 from antiphon.journal._sqlite_schema import Mark, connect, refuse_missing, shard_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterator, Sequence
     from pathlib import Path
 
-    from antiphon.journal._record import Record
     from antiphon.journal._sqlite_schema import Mode
 
     Execute = Callable[..., sqlite3.Cursor]
@@ -40,13 +40,17 @@ if TYPE_CHECKING:
 __all__ = [
     "Damage",
     "Gap",
+    "check_absence",
     "find_damages",
     "gap_text",
     "known_sessions",
     "number_of",
     "one_view",
+    "probe",
     "rebuild",
     "scan",
+    "session_of",
+    "true_index",
 ]
 
 #: SQLite's own check names at most so many places.
@@ -217,9 +221,12 @@ def number_of(execute: Execute, session_id: str) -> int | None:
     """The number of a session, also where the index of names cannot be read."""
     try:
         row = execute("SELECT number FROM sessions WHERE id=?", (id_bytes(session_id),)).fetchone()
-    except sqlite3.DatabaseError:
+        if row is None:
+            check_absence(execute, "", id_bytes(session_id))
+            return None
+    except (sqlite3.DatabaseError, JournalDamaged):
         return {known: number for number, known in known_sessions(execute)}.get(session_id)
-    return None if row is None else int(row[0])
+    return int(row[0])
 
 
 def rebuild(execute: Execute, session_id: str, number: int) -> Index | Gap:
@@ -230,6 +237,132 @@ def rebuild(execute: Execute, session_id: str, number: int) -> Index | Gap:
             return found
         index = next_index(index, found)
     return index
+
+
+def true_index(
+    execute: Execute, name: str, session_id: str, number: int, row: Sequence[Any]
+) -> tuple[Index, bool]:
+    """The index of a session, from its records where what is noted is spoiled.
+
+    One that fits its checksum is believed, also where it knows of more records than there are.
+
+    Returns:
+        It, and whether it was made anew.
+
+    Raises:
+        JournalDamaged: it is spoiled, and the records are not whole either.
+    """
+    try:
+        noted, sound = index_of(row, name, session_id)
+    except JournalDamaged:
+        noted, sound = Index(), False
+    records = watermark(execute, number)
+    if sound and noted.records >= records:
+        return noted, False
+    rebuilt = rebuild(execute, session_id, number)
+    if isinstance(rebuilt, Gap):
+        raise JournalDamaged(name, rebuilt.reason, session_id=session_id, offset=rebuilt.first)
+    if rebuilt.records < noted.records:
+        raise JournalDamaged(
+            name, "cannot be found", session_id=session_id, offset=rebuilt.records + 1
+        )
+    return rebuilt, True
+
+
+def session_of(execute: Execute, name: str, session_id: str) -> tuple[int, Index] | None:
+    """Number and index of a session, None where there is none.
+
+    Raises:
+        JournalDamaged: what is noted of it is spoiled, or whether there is one cannot be told.
+    """
+    stored = id_bytes(session_id)
+    row = execute(
+        "SELECT number, records, created, updated, meta, title, latest, sum FROM sessions WHERE id=?",
+        (stored,),
+    ).fetchone()
+    if row is None:
+        check_absence(execute, name, stored)
+        return None
+    return row[0], true_index(execute, name, session_id, row[0], row[1:])[0]
+
+
+_NAMES = "sessions INDEXED BY sqlite_autoindex_sessions_1"
+_NEIGHBOURS = (
+    f"SELECT number, id FROM {_NAMES} WHERE id < ? ORDER BY id DESC LIMIT 1",  # noqa: S608
+    f"SELECT number, id FROM {_NAMES} WHERE id > ? ORDER BY id LIMIT 1",  # noqa: S608
+)
+
+
+def check_absence(execute: Execute, name: str, stored: bytes) -> None:
+    """Raise `JournalDamaged` where a session was not found because names are spoiled.
+
+    A search goes astray only at a name that is spoiled, and ends right beside it: so it is enough to
+    compare the neighbours with the table, and a session that is new costs two look-ups.
+    """
+    alone = True
+    for query in _NEIGHBOURS:
+        row = execute(query, (stored,)).fetchone()
+        if row is None:
+            continue
+        alone = False
+        number, found = row
+        there = execute("SELECT id FROM sessions NOT INDEXED WHERE number=?", (number,)).fetchone()
+        if there is None or there[0] != found:
+            raise JournalDamaged(name, "its names of sessions are spoiled")
+    if not alone:
+        return
+    if execute("SELECT 1 FROM sessions NOT INDEXED LIMIT 1").fetchone() is not None:
+        raise JournalDamaged(name, "its names of sessions cannot be found")
+    if (
+        execute("SELECT 1 FROM records LIMIT 1").fetchone() is not None
+        and execute("SELECT 1 FROM garbage LIMIT 1").fetchone() is None
+    ):
+        raise JournalDamaged(name, "it has records, and no sessions")
+
+
+def probe(execute: Execute, session_id: str, number: int, gap: Gap) -> Iterator[Record | Gap]:
+    """What of a gap can be had all the same, each record looked for by its own key.
+
+    Rows that are in no order end a look through them, and not a search.
+    """
+    low, due = base(number), gap.first
+    lost: Gap | None = None
+    while due <= gap.last:
+        run = _run_around(execute, session_id, low, due)
+        found = run.get(due)
+        if not isinstance(found, Record):
+            lost = _grown(lost, due, due, gap.reason)
+            due += 1
+            continue
+        if lost is not None:
+            yield lost
+            lost = None
+        while due <= gap.last and isinstance(found, Record):
+            yield found
+            due += 1
+            found = run.get(due)
+    if lost is not None:
+        yield lost
+
+
+def _run_around(
+    execute: Execute, session_id: str, low: int, offset: int
+) -> dict[int, Record | Broken]:
+    """The run in which a record is, by two searches: each goes astray at other places."""
+    columns = "SELECT key, checks, body FROM records"
+    for query, keys in (
+        (f"{columns} WHERE key BETWEEN ? AND ? ORDER BY key DESC LIMIT 1", (low + 1, low + offset)),
+        (f"{columns} WHERE key=?", (low + offset,)),
+    ):
+        try:
+            row = execute(query, keys).fetchone()
+        except sqlite3.DatabaseError:
+            continue
+        if row is not None:
+            run = {found.offset: found for found in _of_row(session_id, low, row)}
+            if isinstance(run.get(offset), Record):
+                return run
+    return {}
 
 
 def find_damages(
@@ -276,11 +409,26 @@ def find_damages(
     return found
 
 
+#: All that is asked of the tables somewhere, so that a name that is spoiled shows.
+_SHAPES = (
+    """SELECT number, id, generation, owner, records, created, updated, meta, title, latest, sum
+        FROM sessions LIMIT 0""",
+    "SELECT key, checks, body FROM records LIMIT 0",
+    "SELECT number FROM garbage LIMIT 0",
+    "SELECT at, acknowledged, found FROM losses LIMIT 0",
+    "SELECT key, value FROM meta LIMIT 0",
+)
+
+
 def _check_file(execute: Execute, acknowledged: int, damage: Callable[..., None]) -> None:
     try:
         for (text,) in execute(f"PRAGMA quick_check({_PLACES})"):
             if text != "ok":
                 damage(f"the database: {text}")
+        for query in _SHAPES:
+            execute(query).fetchall()
+        for (number,) in execute("SELECT number FROM garbage JOIN sessions USING(number)"):
+            damage(f"it has a session as deleted that is there ({number})")
     except sqlite3.DatabaseError as error:
         damage(f"the database: {error}")
     try:
@@ -296,13 +444,17 @@ def _check_file(execute: Execute, acknowledged: int, damage: Callable[..., None]
 def _check_session(
     database: sqlite3.Connection, number: int, session_id: str, damage: Callable[..., None]
 ) -> None:
+    told = False
+
     def tell(reason: str, offset: int | None = None) -> None:
+        nonlocal told
+        told = True
         damage(reason, session_id, offset)
 
     try:
         # One view: a living writer goes on meanwhile.
         with one_view(database):
-            noted = _noted(database.execute, number, session_id, tell)
+            noted, sound = _noted(database.execute, number, session_id, tell)
             if noted is _GONE:
                 return
             index, whole = Index(), True
@@ -314,6 +466,8 @@ def _check_session(
                     index = next_index(index, found)
             if noted is not None:
                 _compare(noted, index, whole=whole, tell=tell)
+            if not sound and not told:
+                tell("its index does not fit its checksum")
     except sqlite3.DatabaseError as error:
         tell(str(error))
 
@@ -336,18 +490,18 @@ _GONE = Index(records=-1)
 
 def _noted(
     execute: Execute, number: int, session_id: str, tell: Callable[..., None]
-) -> Index | None:
+) -> tuple[Index | None, bool]:
     try:
         row = execute(
-            "SELECT records, created, updated, meta, title, latest FROM sessions WHERE number=?",
+            "SELECT records, created, updated, meta, title, latest, sum FROM sessions WHERE number=?",
             (number,),
         ).fetchone()
-        return _GONE if row is None else index_of(row, "", session_id)
+        return (_GONE, True) if row is None else index_of(row, "", session_id)
     except JournalDamaged:
         tell("its index cannot be read")
     except sqlite3.DatabaseError as error:
         tell(f"its index cannot be read: {error}")
-    return None
+    return None, False
 
 
 def gap_text(gap: Gap) -> str:

@@ -4,8 +4,8 @@ Responsible for the bytes of a row and for what is derived from records (`Index`
 files to `_sqlite_schema`, transactions to `_sqlite_thread`.
 
 A row of `records` holds a run of consecutive records of one session: `key` is the session's number
-times 2**40 plus the first offset, `body` one JSON text a line, `checks` the CRC-32 of each line, as
-little-endian 32-bit numbers. A line is
+times 2**40 plus the first offset, `body` one JSON text a line, `checks` the CRC-32 of the session's id
+and each line, as little-endian 32-bit numbers: so a row that got under another key fits nowhere. A line is
 
     {"offset":9,"kind":"session_update","taint":"agent","ts":1784290000123,"payload":{…}}
 
@@ -42,6 +42,7 @@ __all__ = [
     "base",
     "id_bytes",
     "id_text",
+    "index_columns",
     "index_of",
     "next_index",
     "pack_runs",
@@ -208,7 +209,7 @@ def pack_runs(
         JournalError: a payload is not a JSON object, or too large.
     """
     offset = index.records
-    start = base(number)
+    start, seed = base(number), crc32(id_bytes(session_id))
     if offset + len(entries) > LAST_OFFSET:
         raise JournalError("a session has as many records as the store can number")
     rows: list[Row] = []
@@ -235,7 +236,7 @@ def pack_runs(
             rows.append(_row(start + offset - len(lines), lines, sums))
             lines, sums, size = [], [], 0
         lines.append(line)
-        sums.append(crc32(line))
+        sums.append(crc32(line, seed))
         size += len(line)
         records.append(Record(offset, session_id, kind, payload, taint, ts))
         if tag in STATE_TAGS:
@@ -279,24 +280,28 @@ def next_index(index: Index, record: Record) -> Index:
     return Index(record.offset, created, record.ts, meta, title, latest)
 
 
-def unpack_run(
-    session_id: str, first: int, checks: bytes, body: bytes
-) -> Iterator[Record | Broken]:
+def unpack_run(session_id: str, first: int, checks: Any, body: Any) -> Iterator[Record | Broken]:
     """Each record of a row, or what is wrong with it."""
+    if not isinstance(checks, bytes) or not isinstance(body, bytes):
+        yield Broken(first, "its row cannot be read")  # spoiled so that it is of another type
+        return
+    seed = crc32(id_bytes(session_id))
     lines = body.split(b"\n")
     if len(checks) != 4 * len(lines):
         # Lines are found by their line ends, so a changed byte can make two of one. The checksums
         # then say how many there were; each line that fits is where it should be, or not at all.
-        yield from _unpack_odd(session_id, first, checks, lines)
+        yield from _unpack_odd(session_id, first, checks, lines, seed)
         return
     offset = first
     for line, check in zip(lines, unpack(f"<{len(lines)}I", checks), strict=True):
-        yield _unpack_line(session_id, offset, line, check)
+        yield _unpack_line(session_id, offset, line, check, seed)
         offset += 1
 
 
-def _unpack_line(session_id: str, offset: int, line: bytes, check: int) -> Record | Broken:
-    if crc32(line) != check:
+def _unpack_line(
+    session_id: str, offset: int, line: bytes, check: int, seed: int
+) -> Record | Broken:
+    if crc32(line, seed) != check:
         return Broken(offset, "the checksum does not fit")
     at = line.find(_PAYLOAD)
     try:
@@ -309,7 +314,7 @@ def _unpack_line(session_id: str, offset: int, line: bytes, check: int) -> Recor
 
 
 def _unpack_odd(
-    session_id: str, first: int, checks: bytes, lines: list[bytes]
+    session_id: str, first: int, checks: bytes, lines: list[bytes], seed: int
 ) -> Iterator[Record | Broken]:
     count = len(checks) // 4
     sums = unpack(f"<{count}I", checks[: 4 * count])
@@ -320,21 +325,43 @@ def _unpack_odd(
         except msgspec.DecodeError:
             continue
         if first <= offset < first + count:
-            record = _unpack_line(session_id, offset, line, sums[offset - first])
+            record = _unpack_line(session_id, offset, line, sums[offset - first], seed)
             if isinstance(record, Record):
                 found[offset] = record
     for offset in range(first, first + max(count, 1)):
         yield found.get(offset) or Broken(offset, "its line cannot be found")
 
 
-def index_of(row: Sequence[Any], name: str, session_id: str) -> Index:
-    """The index in a row of `sessions`, from the column `records` on."""
-    records, created, updated, meta, title, latest = row
+def index_columns(index: Index, session_id: str) -> tuple[Any, ...]:
+    """What an index is in a row of `sessions`: records, created, updated, meta, title, latest, sum."""
+    latest = encode(index.latest).decode()
+    columns = (index.records, index.created, index.updated, index.meta, index.title, latest)
+    return (*columns, _index_sum(columns, session_id))
+
+
+def _index_sum(columns: Sequence[Any], session_id: str) -> int:
+    return crc32(encode(columns), crc32(id_bytes(session_id)))
+
+
+def index_of(row: Sequence[Any], name: str, session_id: str) -> tuple[Index, bool]:
+    """The index in a row of `sessions`, and whether it fits its checksum; see `index_columns`.
+
+    Raises:
+        JournalDamaged: it cannot even be read.
+    """
+    *columns, check = row
+    records, created, updated, meta, title, latest = columns
     try:
         offsets = msgspec.json.decode(latest, type=dict[str, int])
+        index = msgspec.convert(
+            (records, created, updated, meta, title, offsets), _IndexRow, strict=True
+        )
     except (msgspec.DecodeError, TypeError):
         raise JournalDamaged(name, "its index cannot be read", session_id=session_id) from None
-    return Index(records, created, updated, meta, title, offsets)
+    return Index(*index), check == _index_sum(columns, session_id)
+
+
+_IndexRow = tuple[int, int, int, str | None, str | None, dict[str, int]]
 
 
 def watermark(execute: Callable[..., sqlite3.Cursor], number: int) -> int:
@@ -344,4 +371,7 @@ def watermark(execute: Callable[..., sqlite3.Cursor], number: int) -> int:
         "SELECT key, length(checks) FROM records WHERE key BETWEEN ? AND ? ORDER BY key DESC LIMIT 1",
         (start + 1, start + LAST_OFFSET),
     ).fetchone()
-    return 0 if row is None else row[0] - start + row[1] // 4 - 1
+    if row is None:
+        return 0
+    # A row that is spoiled has one record at least, which cannot be read.
+    return int(row[0]) - start + max((row[1] or 0) // 4, 1) - 1

@@ -78,7 +78,8 @@ MIGRATIONS: dict[int, Sequence[str]] = {
             updated INTEGER NOT NULL DEFAULT 0,
             meta TEXT,
             title TEXT,
-            latest TEXT NOT NULL DEFAULT '{}')""",
+            latest TEXT NOT NULL DEFAULT '{}',
+            sum INTEGER NOT NULL DEFAULT 0)""",
         "CREATE TABLE records(key INTEGER PRIMARY KEY, checks BLOB NOT NULL, body BLOB NOT NULL)",
         "CREATE TABLE garbage(number INTEGER PRIMARY KEY)",
         """CREATE TABLE losses(
@@ -378,7 +379,7 @@ def _check_version(database: sqlite3.Connection, name: str, mode: Mode) -> None:
     (application,) = database.execute("PRAGMA application_id").fetchone()
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID or version < 1:
-        raise JournalError(f"{name} is a database, but not a journal's")
+        raise JournalDamaged(name, "it is a database, but not a journal's")
     if version > VERSION:
         raise JournalError(
             f"{name} was written by a newer version (format {version}, known here: {VERSION})"
@@ -416,6 +417,10 @@ def explain(error: sqlite3.Error, name: str) -> JournalError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     match code:
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            return JournalDamaged(name, str(error))
+        case sqlite3.SQLITE_ERROR:  # what is asked is always right, so what it is asked of is not
+            return JournalDamaged(name, f"it is not as it was made: {error}")
+        case 0 if str(error).startswith("Could not decode"):  # the module's own, for text
             return JournalDamaged(name, str(error))
         case sqlite3.SQLITE_FULL:
             return JournalError(f"no space left for {name}")

@@ -99,19 +99,29 @@ class Shards:
     async def known(self) -> int | None:
         """How many shards there are, None while there is no journal."""
         self.check()
-        if self._shape is None:
-            self._shape = await self._shaped(lambda: read_shape(self.directory))
+        await self._shaped(make=False)
         return self._shape
 
-    async def _shaped(self, look: Callable[[], int | None]) -> int | None:
-        while self._shaping is not None:
-            await asyncio.wait([self._shaping])
+    async def _shaped(self, *, make: bool) -> None:
+        """Look which shards there are, or make the directory; once for all that wait for it."""
+        while not (self._made or (self._shape is not None and not make)):
+            if self._shaping is not None:
+                await asyncio.wait([self._shaping])
+                self.check()
+                if not make:
+                    return  # somebody has looked just now
+                continue
+            if make:
+                self._shaping = _in_thread(partial(make_directory, self.directory, self._shards))
+            else:
+                self._shaping = _in_thread(partial(read_shape, self.directory))
+            try:
+                self._shape = await asyncio.shield(self._shaping)
+                self._made = make
+            finally:
+                self._shaping = None
             self.check()
-        self._shaping = _in_thread(look)
-        try:
-            return await asyncio.shield(self._shaping)
-        finally:
-            self._shaping = None
+            return
 
     async def reader_of(self, session_id: str) -> Reader | None:
         """What reads the session's shard, None while there is no journal."""
@@ -136,10 +146,7 @@ class Shards:
         """What writes to the session's shard; makes the directory where there is none."""
         self.refuse_writing()
         self.check()
-        if not self._made:
-            self._shape = await self._shaped(lambda: make_directory(self.directory, self._shards))
-            self._made = True
-            self.check()
+        await self._shaped(make=True)
         assert self._shape is not None
         shard = _shard_of(session_id, self._shape)
         writer = self._writers.get(shard)

@@ -18,17 +18,15 @@ from collections import deque
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from antiphon._errors import JournalDamaged, JournalError, JournalInUse
-from antiphon.journal._sqlite_damage import Gap, one_view, rebuild
+from antiphon.journal._sqlite_damage import check_absence, one_view, true_index
 from antiphon.journal._sqlite_format import (
     LAST_OFFSET,
     LAST_SESSION,
     Index,
     base,
     id_bytes,
-    index_of,
+    index_columns,
     pack_runs,
     watermark,
 )
@@ -70,6 +68,9 @@ FULL_BYTES = 1024 * 1024
 BUSY = 10.0
 #: The log is folded into the database when it is longer than this many bytes.
 LOG_BYTES = 16 << 20
+#: What is removed at once of deleted sessions, in rows of up to 256 KiB, and given back, in pages.
+_SLICE_ROWS = 64
+_SLICE_PAGES = 512
 #: Seconds between looks for what other processes appended, while somebody follows.
 LOOK = 0.02
 
@@ -188,8 +189,10 @@ class Writer(_Thread):
         self._waiting_bytes = 0
         self._urgent = False
         self._closing = False
+        self._garbage = False
         self._database: sqlite3.Connection | None = None
         self._mark: Mark | None = None
+        self._unfolded = False
         #: What is claimed by this journal, so that a second log in it is told apart from the first.
         self.held: dict[int, Claim] = {}
         self._start()
@@ -247,11 +250,11 @@ class Writer(_Thread):
         try:
             while True:
                 with self._wake:
-                    while not self._jobs and not self._closing:
+                    while not (self._jobs or self._closing or self._garbage):
                         self._wake.wait()
-                    if not self._jobs:
+                    if not (self._jobs or self._garbage):
                         return
-                    while not self._urgent and not self._closing:
+                    while self._jobs and not self._urgent and not self._closing:
                         left = started + self._gather - time.monotonic()
                         if left <= 0:
                             break
@@ -259,9 +262,12 @@ class Writer(_Thread):
                     jobs, self._jobs = self._jobs, deque()
                     self._waiting = self._waiting_bytes = 0
                     self._urgent = False
-                started = time.monotonic()
-                self._do(list(jobs))
-                del jobs
+                if jobs:
+                    started = time.monotonic()
+                    self._do(list(jobs))
+                    del jobs
+                if self._garbage:
+                    self._garbage = self._collect()
                 self._fold()
         finally:
             self._disconnect()
@@ -320,17 +326,20 @@ class Writer(_Thread):
         self._mark = mark
         self._database = database
         self._note_loss(database, acknowledged)
+        # From here on the only wait is for the begin of a transaction, and it is ours: SQLite's own
+        # pauses for up to a tenth of a second, in which a busy neighbour has always come first.
+        database.execute("PRAGMA busy_timeout=0")
         tidy(place.directory / OWNERS)
-        self._collect(database)
+        self._garbage = True  # perhaps: of a process that ended before it was through
         return database
 
     def _note_loss(self, database: sqlite3.Connection, acknowledged: int) -> None:
-        (commits,) = database.execute("SELECT value FROM meta WHERE key='commits'").fetchone()
+        commits = _commits(database, self.place.name)
         if commits >= acknowledged:
             return
         self._begin(database)
         try:
-            (commits,) = database.execute("SELECT value FROM meta WHERE key='commits'").fetchone()
+            commits = _commits(database, self.place.name)
             if commits < acknowledged:
                 database.execute(
                     "INSERT INTO losses VALUES(?, ?, ?)", (now(), acknowledged, commits)
@@ -366,7 +375,9 @@ class Writer(_Thread):
         ).fetchone()
         if version != VERSION:
             raise JournalError(f"{self.place.name} was brought to format {version} by another")
-        return int(commits)
+        if not isinstance(commits, int):
+            raise JournalDamaged(self.place.name, "its counters cannot be read")
+        return commits
 
     def _roll_back(self, database: sqlite3.Connection) -> None:
         try:
@@ -442,21 +453,25 @@ class Writer(_Thread):
     def _fence(self, session: Session, claim: Claim, before: Index, after: Index) -> bool:
         """Move the session's index on, if the claim is still ours and nobody has appended."""
         changed = session.execute(
-            "UPDATE sessions SET records=?, created=?, updated=?, meta=?, title=?, latest=?"
+            "UPDATE sessions SET records=?, created=?, updated=?, meta=?, title=?, latest=?, sum=?"
             " WHERE number=? AND generation=? AND records=?",
-            (*_columns(after), claim.number, claim.generation, before.records),
+            (
+                *index_columns(after, claim.session_id),
+                claim.number,
+                claim.generation,
+                before.records,
+            ),
         )
         return changed.rowcount == 1
 
     def _reload(self, session: Session, claim: Claim) -> Index | JournalInUse:
         """Why the fence held: the claim is lost, or the index is another than we know."""
         row = session.execute(
-            "SELECT generation, owner, records, created, updated, meta, title, latest"
-            " FROM sessions WHERE number=?",
+            "SELECT generation, owner, records, created, updated, meta, title, latest, sum FROM sessions WHERE number=?",
             (claim.number,),
         ).fetchone()
         if row is not None and row[0] == claim.generation:
-            return index_of(row[2:], self.place.name, claim.session_id)
+            return self._true_index(session, claim.session_id, claim.number, row[2:])
         if row is None:
             claim.lost = "nobody: it was deleted"
         else:
@@ -477,9 +492,12 @@ class Writer(_Thread):
             path = self.place.directory / f"{self.place.name}-wal"
             if path.stat().st_size > LOG_BYTES:
                 database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._unfolded = False
         except (OSError, sqlite3.Error) as error:
             # Nothing is lost: the log goes on growing, and what cannot be written is told then.
-            log.warning("%s: the log cannot be folded: %s", self.place.name, error)
+            if not self._unfolded:
+                log.warning("%s: the log cannot be folded: %s", self.place.name, error)
+            self._unfolded = True
 
     def _disconnect(self) -> None:
         database, self._database = self._database, None
@@ -499,11 +517,11 @@ class Writer(_Thread):
         owner = self._owner()
         stored = id_bytes(session_id)
         row = session.execute(
-            "SELECT number, generation, owner, records, created, updated, meta, title, latest"
-            " FROM sessions WHERE id=?",
+            "SELECT number, generation, owner, records, created, updated, meta, title, latest, sum FROM sessions WHERE id=?",
             (stored,),
         ).fetchone()
         if row is None:
+            check_absence(session.execute, self.place.name, stored)
             session.execute(
                 "INSERT INTO sessions(id, generation, owner) VALUES(?, 1, ?)", (stored, owner.name)
             )
@@ -511,6 +529,7 @@ class Writer(_Thread):
             if number > LAST_SESSION:
                 raise JournalDamaged(self.place.name, "has had as many sessions as it can number")
             claim = Claim(session_id, number, 1, Index())
+            self._set_index(session, session_id, number, claim.index)
         else:
             number, generation, other = row[:3]
             self._refuse_owned(session_id, number, other)
@@ -528,28 +547,21 @@ class Writer(_Thread):
     ) -> Index:
         """The index of a session, made anew from its records where it does not fit them."""
         name = self.place.name
+        index, anew = true_index(session.execute, name, session_id, number, row)
         records = watermark(session.execute, number)
-        try:
-            index = index_of(row, name, session_id)
-        except JournalDamaged:
-            index = None
-        if index is not None and index.records == records:
-            return index
-        if index is not None and index.records > records:
+        if index.records > records:
             # Offsets that somebody may have seen are never given out again.
             raise JournalDamaged(name, "it is missing", session_id=session_id, offset=records + 1)
-        rebuilt = rebuild(session.execute, session_id, number)
-        if isinstance(rebuilt, Gap):
-            raise JournalDamaged(name, rebuilt.reason, session_id=session_id, offset=rebuilt.first)
-        log.warning("%s, session %r: its index was made anew", name, session_id)
-        self._set_index(session, number, rebuilt)
-        return rebuilt
+        if anew:
+            log.warning("%s, session %r: its index was made anew", name, session_id)
+            self._set_index(session, session_id, number, index)
+        return index
 
-    def _set_index(self, session: Session, number: int, index: Index) -> None:
+    def _set_index(self, session: Session, session_id: str, number: int, index: Index) -> None:
         session.execute(
-            "UPDATE sessions SET records=?, created=?, updated=?, meta=?, title=?, latest=?"
+            "UPDATE sessions SET records=?, created=?, updated=?, meta=?, title=?, latest=?, sum=?"
             " WHERE number=?",
-            (*_columns(index), number),
+            (*index_columns(index, session_id), number),
         )
 
     def _refuse_owned(self, session_id: str, number: int, other: str | None) -> None:
@@ -600,6 +612,7 @@ class Writer(_Thread):
             (id_bytes(session_id),),
         ).fetchone()
         if row is None:
+            check_absence(session.execute, self.place.name, id_bytes(session_id))
             return False
         number, other, records, updated = row
         if older_than is not None and updated >= older_than:
@@ -615,40 +628,58 @@ class Writer(_Thread):
         claim = self.held.pop(number, None)
         if claim is not None:
             claim.lost = "nobody: it was deleted"
-        assert self._database is not None
-        self._collect(self._database)
+        self._garbage = True
 
-    def _collect(self, database: sqlite3.Connection) -> None:
-        """Remove the records of deleted sessions, in slices, and give their space back."""
+    def _collect(self) -> bool:
+        """Remove a slice of the records of deleted sessions; returns whether there are more.
+
+        In slices, so that nobody waits for long who appends to another session.
+        """
+        database = self._database
+        if database is None:
+            return False
         try:
-            for (number,) in database.execute("SELECT number FROM garbage").fetchall():
-                first, last = base(number) + 1, base(number) + LAST_OFFSET
-                while True:
-                    self._begin(database)
-                    removed = database.execute(
-                        "DELETE FROM records WHERE key IN"
-                        " (SELECT key FROM records WHERE key BETWEEN ? AND ? LIMIT 64)",
-                        (first, last),
-                    ).rowcount
-                    if removed == 0:
-                        database.execute("DELETE FROM garbage WHERE number=?", (number,))
-                    database.execute("COMMIT")
-                    if removed == 0:
-                        break
-                database.execute("PRAGMA incremental_vacuum").fetchall()
+            self._begin(database)
+            row = database.execute("SELECT number FROM garbage LIMIT 1").fetchone()
+            if row is None:
+                # Give a slice of the space back, too.
+                (before,) = database.execute("PRAGMA freelist_count").fetchone()
+                database.execute(f"PRAGMA incremental_vacuum({_SLICE_PAGES})").fetchall()
+                (after,) = database.execute("PRAGMA freelist_count").fetchone()
+                database.execute("COMMIT")
+                return bool(0 < after < before)
+            left = _SLICE_ROWS
+            for (number,) in database.execute(
+                "SELECT number FROM garbage LIMIT ?", (_SLICE_ROWS,)
+            ).fetchall():
+                removed = database.execute(
+                    "DELETE FROM records WHERE key IN"
+                    " (SELECT key FROM records WHERE key BETWEEN ? AND ? LIMIT ?)",
+                    (base(number) + 1, base(number) + LAST_OFFSET, left),
+                ).rowcount
+                left -= removed
+                if left <= 0:
+                    break
+                database.execute("DELETE FROM garbage WHERE number=?", (number,))
+            database.execute("COMMIT")
         except sqlite3.Error as error:
             # They are nobody's, and are tried again when the file is opened the next time.
             log.warning("%s: removing deleted sessions: %s", self.place.name, error)
             self._roll_back(database)
+            return False
+        return True
 
 
 def _all_failed(jobs: Iterable[_Append | _Call], error: JournalError) -> list[Outcome]:
     return [(job.future, None, error) for job in jobs]
 
 
-def _columns(index: Index) -> tuple[int, int, int, str | None, str | None, str]:
-    latest = msgspec.json.encode(index.latest).decode()
-    return index.records, index.created, index.updated, index.meta, index.title, latest
+def _commits(database: sqlite3.Connection, name: str) -> int:
+    """How many commits there were."""
+    row = database.execute("SELECT value FROM meta WHERE key='commits'").fetchone()
+    if row is None or not isinstance(row[0], int):
+        raise JournalDamaged(name, "its counters cannot be read")
+    return row[0]
 
 
 def _refusal(claim: Claim) -> JournalInUse | None:
