@@ -127,6 +127,8 @@ class JournaledAgent:
         refuse: methods that are answered with an error: its code and message.
         held: methods that are not answered; their frames wait in `waiting`.
         late: where set, what subscribers get waits for `flush`.
+        hidden: records that nobody is ever sent: (session, offset).
+        riders: whether a plain load shows offsets.
     """
 
     def __init__(self, *, raxol: bool = False, prompts: bool = True) -> None:
@@ -140,6 +142,8 @@ class JournaledAgent:
         self.held: set[str] = set()
         self.waiting: list[tuple[Link, Message]] = []
         self.late: list[tuple[Link, Message]] | None = None
+        self.hidden: set[tuple[str, int]] = set()
+        self.riders = True
         self.open_turns: dict[str, tuple[int, Link]] = {}
         self.turns = 0
         self.new_sessions = 0
@@ -162,7 +166,7 @@ class JournaledAgent:
         """Wait until so many frames of this method came; the last of them."""
         async with asyncio.timeout(10):
             while len(self.sent(method)) < count:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
         return self.sent(method)[count - 1]
 
     # -------------------------------------------------------------- what comes
@@ -194,6 +198,8 @@ class JournaledAgent:
             self.append(session, "session_created", {})
         elif method == "_raxol/session.load":
             self.attach(link, message, session, params)
+        elif method == "_raxol/session.detach":
+            link.subscribers = [s for s in link.subscribers if s.session != session]
         elif method == "session/load":
             self.load(link, message, session)
         elif method == "session/prompt":
@@ -212,7 +218,7 @@ class JournaledAgent:
         """A plain load: the updates alone, with their riders."""
         for offset, (kind, _) in enumerate(self.journals[session], 1):
             if kind == "session_update":
-                link.tell(self.frame(session, offset))
+                link.tell(self.frame(session, offset, rider=self.riders))
         self.answer(link, message, {})
 
     def attach(self, link: Link, message: Message, session: str, params: Message) -> None:
@@ -233,7 +239,8 @@ class JournaledAgent:
                 link.subscribers = [s for s in link.subscribers if s.session != session]
             if history == "from_offset":
                 for offset in range(max(start, 1), high + 1):
-                    link.tell(self.frame(session, offset))
+                    if (session, offset) not in self.hidden:
+                        link.tell(self.frame(session, offset))
             link.tell(self.notice("caught_up", {"sessionId": session, "offset": high + 1}))
         self.answer(link, message, {"_meta": {"raxol.io": {"highWatermark": high}}})
         if history != "none":
@@ -255,6 +262,41 @@ class JournaledAgent:
         return {"jsonrpc": "2.0", "method": "session/update", "params": params}
 
     @staticmethod
+    def chunk(text: str, *, swapped: bool = False) -> Message:
+        """A chunk of the agent's message; `swapped`: with its members in another order."""
+        content = {"text": text, "type": "text"} if swapped else {"type": "text", "text": text}
+        return {"sessionUpdate": "agent_message_chunk", "content": content}
+
+    @classmethod
+    def update_frame(cls, session: str, text: str, *, swapped: bool = False) -> Message:
+        """One as a frame without an offset."""
+        params = {"sessionId": session, "update": cls.chunk(text, swapped=swapped)}
+        return {"jsonrpc": "2.0", "method": "session/update", "params": params}
+
+    def attaches(self, session: str) -> list[Message]:
+        """The riders of the attaches that came for a session."""
+        loads = self.sent("_raxol/session.load")
+        return [p["_meta"]["raxol.io"] for p in loads if p["sessionId"] == session]
+
+    def detach(self, session: str) -> bool:
+        """Send nothing more of a session on the newest link; whether anything was sent before."""
+        link = self.link
+        gone = [s for s in link.subscribers if s.session == session]
+        link.subscribers = [s for s in link.subscribers if s.session != session]
+        return bool(gone) and link.alive
+
+    def lag(self, session: str) -> None:
+        """Give up the newest link's subscribers for being too slow."""
+        if self.late is None and self.detach(session):
+            last = len(self.journals[session])
+            self.link.tell(self.notice("lagged", {"sessionId": session, "lastOffset": last}))
+
+    def close(self, session: str, reason: str) -> None:
+        """End the newest link's subscribers."""
+        if self.late is None and self.detach(session):
+            self.link.tell(self.notice("closed", {"sessionId": session, "reason": reason}))
+
+    @staticmethod
     def notice(name: str, params: Message) -> Message:
         return {"jsonrpc": "2.0", "method": f"_raxol/session.{name}", "params": params}
 
@@ -269,6 +311,8 @@ class JournaledAgent:
             for subscriber in link.subscribers if link.alive else ():
                 if subscriber.session == session and offset > subscriber.high:
                     attached |= link is origin
+                    if (session, offset) in self.hidden:
+                        continue
                     self.publish(link, self.frame(session, offset))
         told = self.raxol or not attached  # the origin, beside its subscriber
         if kind == "session_update" and origin is not None and told and not silent:
@@ -315,9 +359,7 @@ class JournaledAgent:
 
     def say(self, session: str, text: str) -> int:
         """Say something."""
-        content = {"type": "text", "text": text}
-        update = {"sessionUpdate": "agent_message_chunk", "content": content}
-        return self.append(session, "session_update", update)
+        return self.append(session, "session_update", self.chunk(text))
 
     def finish(self, session: str, stop_reason: str = "end_turn", **payload: Any) -> None:
         """End the open turn, and answer its prompt where its link is alive."""

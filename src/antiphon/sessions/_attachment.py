@@ -244,14 +244,17 @@ class Attachment:
                 self.inbox.put(raw, frame)
             return
         if own.outcome is not None:
-            if not self._doubles:  # else it is the second copy of one of the turn's last
+            if not self._doubles:
                 self._outside(own, raw, frame)
+            elif own.told(raw, frame, given=True):  # not the second copy of one of the turn's last
+                self._give(raw, frame)
             return
         if (self.live and not self._doubles) or own.told_only:
             # Of a record that is no newer than the mark at which it was attached, without its history.
             self._give(raw, frame)
             return
-        given = not self.live
+        # While the session is being attached, what is in front of it may be on its way.
+        given = not self.live and self._over is None
         if given:
             self._release(own)
         if not own.told(raw, frame, given=given):
@@ -312,6 +315,7 @@ class Attachment:
                 self._completed(own, record)
 
     def _completed(self, own: OwnTurn, record: SessionRecord) -> None:
+        self._release(own)  # those that could not be stored
         outcome = own.completed(record.payload)
         if outcome.orphaned:
             self.connection.emit(
@@ -456,9 +460,13 @@ class Attachment:
         self._begin()
         self._tries, self.wanted = 0, True
         try:
-            return await self._ask(from_offset, history, timeout, blocking=True)
+            mark = await self._ask(from_offset, history, timeout, blocking=True)
+            self._tries = 0
+            return mark
         except (RequestError, RemoteProtocolError):
             self.wanted = self.live
+            if self._own is not None and not self.live:
+                self._release(self._own)
             raise
         finally:
             self._finished()
@@ -609,6 +617,8 @@ class Attachment:
             )
         if own is None or self.offset < mark:
             return
+        if not self._doubles:  # what is in no record was not stored
+            self._release(own)
         if own.adrift and own.answer is not None:
             self._end(own, *own.answer)
         elif own.adrift and not own.running:
