@@ -327,6 +327,45 @@ async def test_subtasks_go_on_with_a_turn_that_outlives_its_link() -> None:
 
 
 @pytest.mark.virtual_time
+async def test_a_session_that_nobody_uses_is_let_go_of_and_its_journal_stays() -> None:
+    journal = MemoryJournal()
+    events: list[str] = []
+    release = asyncio.Event()
+
+    async def script(turn: Turn) -> None:
+        await release.wait()
+        await turn.say("one")
+
+    def told(event: Any) -> None:
+        if event.name == "session_idle_reaped":
+            events.append(event.facts["session"])
+
+    durability = Durability(journal, idle=30)
+    async with session(script, durability, telemetry=told) as (raw, session_id):
+        prompt(raw, session_id)
+        await asyncio.sleep(100)  # a running turn is never idle, however quiet
+        release.set()
+        await raw.until(lambda: raw.responses("p"))
+        for _ in range(5):  # whatever is asked begins its time anew
+            await asyncio.sleep(25)
+            answer = await raw.ask("session/load", {"sessionId": session_id, **NEW})
+            assert "result" in answer
+        writer = durability.writers.get(session_id)
+        assert writer is not None
+        await asyncio.sleep(70)
+        await raw.until(lambda: raw.sent("_raxol/session.closed"))
+
+        assert events == [session_id]
+        assert raw.sent("_raxol/session.closed")[0]["params"]["reason"] == "idle"
+        await turns_of_the_loop()
+        assert durability.writers.get(session_id) is None
+        answer = await raw.ask("session/prompt", {"sessionId": session_id, "prompt": []})
+        assert answer["error"]["code"] == -32002
+        again = await raw.ask("session/load", {"sessionId": session_id, **NEW})
+        assert again["result"]["_meta"]["raxol.io"]["highWatermark"] == 5
+
+
+@pytest.mark.virtual_time
 async def test_a_journal_that_hangs_does_not_keep_a_connection_from_ending(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

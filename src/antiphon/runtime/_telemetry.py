@@ -162,6 +162,9 @@ EVENTS: Final[dict[str, EventSpec]] = {
     "journal.writer_failed": EventSpec(
         "operational", ERROR, "a session's journal cannot be written", ("session", "error", "lost")
     ),
+    "session_idle_reaped": EventSpec(
+        "operational", INFO, "let go of a session that nobody uses", ("session",)
+    ),
     "journal.non_holder_turn_completed": EventSpec(
         "operational", WARNING, "a turn was completed by who does not hold it", ("session", "turn")
     ),

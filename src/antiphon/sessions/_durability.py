@@ -75,6 +75,9 @@ class Durability:
             a standard `session/load` replays both sides of the conversation (R1-52).
         outlive: whether an open turn goes on when its connection is lost. None: where others can attach
             to the session (sockets), but not where the process ends with the connection (stdio).
+        idle: seconds after which a session without a turn, and that nobody asked about, is let go of on
+            its connection, and its writer with it: the journal stays, and the client loads it again.
+            None: never.
         clock: seconds since 1970; for the expiry of grants.
     """
 
@@ -90,11 +93,13 @@ class Durability:
         policy_timeout: float = 5.0,
         prompts: bool = True,
         outlive: bool | None = None,
+        idle: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.journal = journal
         self.policy: Policy = LocalNode() if policy is None else policy
         self.clock = clock
+        self.idle = idle
         self.writers = Writers(journal, credit=credit, on_event=self._report)
         self._roles = roles
         self._default_role: Role = default_role

@@ -26,6 +26,7 @@ from antiphon._errors import (
 )
 from antiphon.journal import SESSION_UPDATE, Entry, tag_of_update, taint_of_update
 from antiphon.schema import decode_update, encode_checked, v1
+from antiphon.sessions._turn_states import State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -64,6 +65,7 @@ class DurableLink:
         attached: the connection's own subscriber of the session, while it has one.
         role: what its client may do here: "controller" or "observer"; None after its grant has ended.
         outlives: whether an open turn goes on when the connection is lost.
+        touched: whether anything was asked about the session since somebody looked.
         replaying: whether the agent itself tells the history, which is no news for the journal.
     """
 
@@ -72,6 +74,7 @@ class DurableLink:
         "_echo",
         "_head",
         "_held_back",
+        "_idle",
         "_offset",
         "_pending",
         "_start",
@@ -86,6 +89,7 @@ class DurableLink:
         "replaying",
         "role",
         "session",
+        "touched",
         "writer",
     )
 
@@ -114,6 +118,9 @@ class DurableLink:
         self._echo = 0
         #: Whether it was told that updates are not kept.
         self._behind = False
+        self.touched = False
+        self._idle: asyncio.TimerHandle | None = None
+        self._watch_idle()
 
     @property
     def session_id(self) -> str:
@@ -291,8 +298,30 @@ class DurableLink:
             "journal.not_durable", cause=error, session=self.session_id, error=type(error).__name__
         )
 
+    # -------------------------------------------------------------- sessions that nobody uses
+
+    def _watch_idle(self) -> None:
+        seconds = self.durability.idle
+        if seconds is not None:
+            self._idle = self.connection.loop.call_later(seconds, self._look_idle, self._offset)
+
+    def _look_idle(self, offset: int) -> None:
+        """Let go of a session to which nothing has happened since."""
+        in_use = self.session.turn is not None or self.session.states.state is not State.IDLE
+        if in_use or self.touched or self._pending or self._offset != offset:
+            self.touched = False
+            self._watch_idle()
+            return
+        self.connection.emit("session_idle_reaped", session=self.session_id)
+        attached, self.attached = self.attached, None
+        if attached is not None:
+            attached.ended("idle")
+        self.session.peer.forget_session(self.session)
+
     def close(self) -> None:
         """The connection is gone, or the session is closed on it."""
+        if self._idle is not None:
+            self._idle.cancel()
         self.detach()
         self.durability.forget(self)
 

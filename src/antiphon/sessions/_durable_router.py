@@ -198,6 +198,7 @@ class DurableRouter(AgentRouter):
             result = await invoke(params, context)
             session = peer.sessions.get(session_id)
             if session is not None and session.durable is not None:
+                session.durable.touched = True
                 await session.durable.settled()
             return result
 
@@ -257,7 +258,10 @@ class DurableRouter(AgentRouter):
 
     def _accept_prompt(self, params: v1_unstable.PromptRequest, context: AgentContext) -> Turn:
         self._check_control(params.session_id)
-        return super()._accept_prompt(params, context)
+        turn = super()._accept_prompt(params, context)
+        if turn.session.durable is not None:
+            turn.session.durable.touched = True
+        return turn
 
     async def _run_turn(self, turn: Turn, context: AgentContext) -> v1.PromptResponse:
         link = turn.session.durable
@@ -392,6 +396,8 @@ class DurableRouter(AgentRouter):
         loading = known is None or (not rider.present and context.method == "session/load")
         if loading:
             session.fire(Event.LOAD)
+        if session.durable is not None:
+            session.durable.touched = True
         return _Attach(params, rider, session, known=known is not None, loading=loading)
 
     def _withdraw_attach(self, accepted: _Attach) -> None:
@@ -427,11 +433,15 @@ class DurableRouter(AgentRouter):
             session_id, peer.transport, capability=rider.capability, from_offset=rider.from_offset
         )
         verdict = await self._durability.admit(context)
-        facts: dict[str, Any] = {"session": session_id, "surface": str(context.surface)}
+        surface = str(context.surface)
         if isinstance(verdict, Denied):
-            peer.connection.emit("attach.denied", **facts, reason=verdict.reason)
+            peer.connection.emit(
+                "attach.denied", session=session_id, surface=surface, reason=verdict.reason
+            )
             raise attach_denied()
-        peer.connection.emit("attach.granted", **facts, via=str(verdict.via))
+        peer.connection.emit(
+            "attach.granted", session=session_id, surface=surface, via=str(verdict.via)
+        )
         return verdict, context
 
     def _check_known(self, session_id: str, params: Any, info: SessionInfo | None) -> None:
