@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -99,6 +100,10 @@ def plain(address: str) -> socket.socket:
         return sock
     host, port = address.removeprefix("tcp:").split(":")
     return socket.create_connection((host, int(port)))
+
+
+def plain_family(address: str) -> socket.AddressFamily:
+    return socket.AF_UNIX if address.startswith("unix:") else socket.AF_INET
 
 
 async def call(sock: socket.socket, number: int, method: str, **params: Any) -> bytes:
@@ -571,3 +576,178 @@ async def test_an_address_that_is_taken_is_an_os_error(listen: Listen) -> None:
         assert caught.value.errno == errno.EADDRINUSE
         await again.aclose()
         assert await ask(server.address) == "echo: hi"
+
+
+# ------------------------------------------------------------------ as processes
+
+
+PROGRAM = """
+import asyncio, sys
+from antiphon import Agent, Turn, serve_tcp, serve_unix
+
+
+class Worker(Agent):
+    async def prompt(self, turn: Turn) -> None:
+        await turn.say(f"echo: {turn.text}")
+        if turn.text == "work":
+            await asyncio.sleep(3600)
+
+
+options = {"on_listening": lambda address: print(address, flush=True)}
+kind, path, *uvloop = sys.argv[1:]
+make = serve_unix(Worker(), path, **options) if kind == "unix" else serve_tcp(Worker(), **options)
+make.run(uvloop=bool(uvloop))
+"""
+
+CLIENT = """
+import asyncio, sys
+from antiphon import connect
+
+
+async def main() -> None:
+    async with connect(sys.argv[1]) as agent:
+        session = await agent.new_session(cwd="/")
+        async with session.prompt(sys.argv[2]) as turn:
+            async for update in turn:
+                print(update.text, flush=True)
+
+
+asyncio.run(main())
+"""
+
+
+class Program:
+    """An agent's process that listens."""
+
+    def __init__(self, kind: str, folder: Path, *more: str) -> None:
+        self._words = [sys.executable, "-c", PROGRAM, kind, str(folder / "s"), *more]
+
+    async def __aenter__(self) -> str:
+        self.process = await asyncio.create_subprocess_exec(*self._words, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        return (await self.process.stdout.readline()).decode().strip()
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.communicate()
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def program(request: pytest.FixtureRequest, tmp_path: Path) -> Program:
+    return Program(request.param, tmp_path)
+
+
+async def client_process(address: str, text: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CLIENT, address, text, stdout=subprocess.PIPE
+    )
+
+
+async def test_many_processes_are_the_clients_of_one(program: Program) -> None:
+    async with program as address:
+        clients = [await client_process(address, str(number)) for number in range(6)]
+        told = [(await client.communicate())[0] for client in clients]
+
+        assert told == [b"echo: %d\n" % number for number in range(6)]
+        assert [client.returncode for client in clients] == [0] * 6
+        program.process.terminate()
+        assert await program.process.wait() == 0
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+async def test_a_program_on_uvloop_serves_and_ends_alike(tmp_path: Path, kind: str) -> None:
+    program = Program(kind, tmp_path, "uvloop")
+    async with program as address:
+        assert await ask(address) == "echo: hi"
+        program.process.terminate()
+        assert await program.process.wait() == 0
+    assert not (tmp_path / "s").exists()
+
+
+async def test_a_client_that_is_killed_harms_nobody(program: Program) -> None:
+    async with program as address:
+        victim = await client_process(address, "work")
+        assert victim.stdout is not None
+        assert await victim.stdout.readline() == b"echo: work\n"
+        async with connect(address) as agent:
+            session = await agent.new_session(cwd="/")
+
+            victim.kill()
+            await victim.wait()
+
+            assert (await session.prompt("hi")).text == "echo: hi"
+        program.process.terminate()
+        assert await program.process.wait() == 0
+
+
+async def test_an_agent_that_is_killed_is_lost_at_once_and_can_be_started_again(
+    program: Program, tmp_path: Path
+) -> None:
+    async with program as address:
+        agent = await connect(address)
+        session = await agent.new_session(cwd="/")
+        turn = session.prompt("work")
+        async with asyncio.timeout(10):
+            with pytest.raises(ConnectionClosed):
+                async with turn:
+                    async for update in turn:
+                        assert update.text == "echo: work"
+                        program.process.kill()
+        await agent.aclose()
+        await program.process.wait()
+        with pytest.raises(StartError, match="nobody listens there"):
+            await connect(address)
+    if address.startswith("unix:"):
+        assert (tmp_path / "s").exists()  # left over
+
+    async with program as address:
+        assert await ask(address) == "echo: hi"
+
+
+async def test_a_program_ends_within_a_bound_whatever_its_clients_do(program: Program) -> None:
+    async with program as address:
+        busy = await client_process(address, "work")
+        assert busy.stdout is not None
+        assert await busy.stdout.readline() == b"echo: work\n"
+        silent = plain(address)
+
+        async with asyncio.timeout(15):
+            program.process.terminate()
+            assert await program.process.wait() == 0
+
+        silent.close()
+        await busy.communicate()
+
+
+async def test_a_server_outlives_a_time_without_descriptors(
+    listen: Listen, loop_factory: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listen(Echo()) as server:
+        first = await connect(server.address)
+        late = [socket.socket(plain_family(server.address)) for _ in range(5)]
+        where: Any = server.address.removeprefix("unix:")
+        if where.startswith("tcp:"):
+            where = "127.0.0.1", int(where.rpartition(":")[2])
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        highest = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
+        fillers = [os.open(os.devnull, os.O_RDONLY)]
+        while fillers[-1] < highest:
+            fillers.append(os.open(os.devnull, os.O_RDONLY))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, before[1]))
+        try:
+            for client in late:
+                client.connect(where)
+            await until(lambda: "no connection can be accepted" in caplog.text)
+            session = await first.new_session(cwd="/")
+            assert (await session.prompt("hi")).text == "echo: hi"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for filler in fillers:
+                os.close(filler)
+        await until(lambda: len(server.connections) == 6)
+        for client in late:
+            client.close()
+        await first.aclose()
+        assert await ask(server.address) == "echo: hi"
+        await until(lambda: not server.connections)
