@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from antiphon.journal import Follower, Journal, JournalError, MemoryJournal, Record, Writers
-from tests.journal.ears import Ears, say
+from tests.journal.ears import Ears, HeldJournal, say
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -138,6 +138,15 @@ async def test_following_ends_when_the_last_tail_has_lagged() -> None:
     assert seen.following == 0
     await follower.aclose()
     await writers.aclose()
+
+
+async def test_no_log_is_left_open() -> None:
+    journal = HeldJournal()
+    follower = Follower(journal, "s")
+    await follower.subscribe(Ears())
+    await follower.aclose()
+
+    assert [log.closed for log in journal.logs] == [1]
 
 
 async def test_a_session_that_is_deleted_is_the_end() -> None:

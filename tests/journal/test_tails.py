@@ -91,6 +91,18 @@ async def test_a_tail_that_lagged_can_subscribe_anew_with_new_credit() -> None:
     await made.aclose()
 
 
+async def test_subscribing_again_gives_no_new_credit() -> None:
+    made = await writer(1)
+    tail = Ears()
+    await made.subscribe(tail)
+    await made.append(say("a"))
+    await made.subscribe(tail)
+    await made.append(say("b"))
+
+    assert tail.heard == [2, "lagged"]
+    await made.aclose()
+
+
 async def test_credit_for_an_unknown_tail_is_ignored() -> None:
     made = await writer(1)
     tail = Ears()

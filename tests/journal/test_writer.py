@@ -822,16 +822,25 @@ async def test_closing_makes_durable_what_waits_and_refuses_the_rest_in_order() 
     made = await held()
     tail, told = Ears(), Told()
     await made.writer.subscribe(tail)
+    made.log.gate.clear()
+    made.log.begun.clear()
     made.writer.submit(say("0"), told(0))
+    await made.log.begun.wait()
     closing = asyncio.create_task(made.writer.aclose())
     await asyncio.sleep(0)
     assert made.writer.closing
     made.writer.submit(say("1"), told(1))
     made.writer.submit(say("nobody is told"))
-    for refused in (made.writer.append(say("x")), made.writer.subscribe(Ears())):
+    for refused in (made.writer.begin_turn(made), made.writer.subscribe(Ears())):
         with pytest.raises(JournalError, match="clos"):
             await refused
+    appending = asyncio.create_task(made.writer.append(say("x")))
+    await turn_of_the_loop()
+    assert told.of == []
+    made.log.gate.set()
     await closing
+    with pytest.raises(JournalError, match="clos"):
+        await appending
     made.writer.submit(say("2"), told(2))
     await turn_of_the_loop()
 

@@ -212,14 +212,20 @@ async def test_a_cancelled_ensure_leaves_no_writer_behind(turns: int) -> None:
 
 
 async def test_a_cancelled_ensure_of_who_is_a_user_already_changes_nothing() -> None:
-    writers = Writers(MemoryJournal())
+    journal = HeldJournal()
+    writers = Writers(journal)
     writer = await writers.ensure("s", 1)
+    journal.logs[0].error = JournalError("no space")
+    with pytest.raises(JournalError):
+        await writer.append(say("x"))
     again = asyncio.create_task(writers.ensure("s", 1))
+    await asyncio.sleep(0)
     again.cancel()
     await asyncio.wait([again])
     await writers.settled()
 
-    assert writers.get("s") is writer
+    assert again.cancelled()
+    assert writers.get("s") not in (None, writer)
     await writers.aclose()
 
 
@@ -301,6 +307,7 @@ async def test_deleting_a_session_ends_its_tails_and_all_that_there_was() -> Non
     assert writers.get("s") is None
     assert writers.get("other") is not None
     assert not await writers.delete("s")
+    assert [*writers._places] == ["other"]
     again = await writers.ensure("s", 2)
     assert (await again.append(say("anew"))).offset == 2
     await writers.aclose()
