@@ -127,7 +127,7 @@ class _Head(msgspec.Struct, gc=False):
 _decode_tagged = msgspec.json.Decoder(_Tagged).decode
 _decode_head = msgspec.json.Decoder(_Head).decode
 _PAYLOAD = b',"payload":'
-_TAG = b'"sessionUpdate"'
+_LF, _CR = b"\n\r"
 
 #: What comes between the offset and the time: there are few pairs of kind and taint.
 _middles: dict[tuple[str, str], tuple[bytes, str, str]] = {}
@@ -169,12 +169,10 @@ def _tag_of(payload: bytes) -> str:
 
     A row is for ever, so what could not be read again is refused here.
     """
-    if len(payload) > RECORD_BYTES:
-        raise JournalError(f"a record of {len(payload)} bytes is more than the store can hold")
     try:
         if not payload.isascii():
             payload.decode()
-        tag = _decode_tagged(payload).session_update
+        return _decode_tagged(payload).session_update
     except UnicodeDecodeError as error:
         raise JournalError(f"a payload is not UTF-8: {error}") from None
     except RecursionError:
@@ -182,10 +180,6 @@ def _tag_of(payload: bytes) -> str:
     except msgspec.DecodeError:
         _check_odd(payload)
         return tag_of_update(payload)
-    # Nearly all that is journaled is no state, and then this answer is right.
-    if tag in STATE_TAGS or payload.count(_TAG) > 1:
-        return tag_of_update(payload)
-    return tag
 
 
 def _check_odd(payload: bytes) -> None:
@@ -220,24 +214,35 @@ def pack_runs(
     latest: dict[str, int] | None = None
     meta, title = index.meta, index.title
     stamp = b"%d" % ts
+    decode = _decode_tagged
     for entry in entries:
         payload = entry.payload
         kind = entry.kind
-        tag = _tag_of(payload)
+        try:
+            if not payload.isascii():
+                payload.decode()
+            tag = decode(payload).session_update
+        except (ValueError, RecursionError):  # what is wrong, or odd, is looked at more closely
+            tag = _tag_of(payload)
         if kind != SESSION_UPDATE:
             tag = kind
-        if b"\n" in payload or b"\r" in payload:
+        elif tag in STATE_TAGS:
+            tag = tag_of_update(payload)
+        if _LF in payload or _CR in payload:
             # Outside of strings, where JSON allows no raw line end, one is only space.
             payload = payload.replace(b"\n", b" ").replace(b"\r", b" ")
         offset += 1
         middle, kind, taint = _middles.get((kind, entry.taint)) or _middle(kind, entry.taint)
         line = b'{"offset":%d,%b%b,"payload":%b}' % (offset, middle, stamp, payload)
-        if lines and (len(lines) == RUN_RECORDS or size + len(line) > RUN_BYTES):
+        length = len(line)
+        if lines and (len(lines) == RUN_RECORDS or size + length > RUN_BYTES):
             rows.append(_row(start + offset - len(lines), lines, sums))
             lines, sums, size = [], [], 0
+        if length > RECORD_BYTES:
+            raise JournalError(f"a record of {length} bytes is more than the store can hold")
         lines.append(line)
         sums.append(crc32(line, seed))
-        size += len(line)
+        size += length
         records.append(Record(offset, session_id, kind, payload, taint, ts))
         if tag in STATE_TAGS:
             if latest is None:
@@ -269,6 +274,8 @@ def _row(key: int, lines: list[bytes], sums: list[int]) -> Row:
 def next_index(index: Index, record: Record) -> Index:
     """The index after one more record; what `pack_runs` does for many at once."""
     tag = _tag_of(record.payload) if record.kind == SESSION_UPDATE else record.kind
+    if tag in STATE_TAGS:
+        tag = record.tag
     meta, title, latest = index.meta, index.title, index.latest
     if tag in STATE_TAGS:
         latest = {**latest, tag: record.offset}
