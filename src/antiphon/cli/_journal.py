@@ -499,7 +499,8 @@ async def _verify(options: argparse.Namespace, output: Output) -> int:
             output.write(json_line(result))
         else:
             verdict = f"{look.damages} damaged" if look.damages else "all is as it was written"
-            what = f"{files:,} files, {len(sessions):,} sessions, {records:,} records"
+            counts = ((files, "file"), (len(sessions), "session"), (records, "record"))
+            what = ", ".join(f"{count:,} {word}{'s' * (count != 1)}" for count, word in counts)
             output.text(f"checked {what}: {verdict}\n")
         return look.code
 
