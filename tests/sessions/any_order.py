@@ -101,7 +101,9 @@ class AnyOrder:
                 agent.say("s1", f"u{self.said}")
             case "finish" if is_open:
                 agent.finish("s1")
-            case "other" if not is_open:
+            case "other" if (
+                not is_open and not agent.raxol
+            ):  # whose records do not say whose they are
                 self.said += 1
                 agent.other_begins("s1", f"u{self.said}")
             case "prompt" if all(task.done() for task in self.turns.values()):

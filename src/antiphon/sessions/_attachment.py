@@ -140,6 +140,7 @@ class Attachment:
         self._settled = (
             0.0  # when the last of them had nothing left to bring, in the loop's seconds
         )
+        self._said: str | None = None  # why it was closed while it was being attached again
         self._revoked = False  # the agent said so, and a new capability may be had
         self._own: OwnTurn | None = None
         self._was: OwnTurn | None = None  # the last that is over
@@ -184,14 +185,19 @@ class Attachment:
                 self._record(notice)
                 self._reached()
         elif isinstance(notice, Lagged):
-            if self.live:
+            if self.attaching:
+                self.live = False
+            elif self.live:
                 self.connection.emit(
                     "attachment_lagged", session=self.session.session_id, offset=self.offset
                 )
                 self.live = False
                 self._attach_again()
-        elif isinstance(notice, Closed) and self.live and not self.attaching:
-            self._closed(notice.reason)
+        elif isinstance(notice, Closed) and self.live:
+            if self.attaching:
+                self.live, self._said = False, notice.reason
+            else:
+                self._closed(notice.reason)
 
     def _take(self, offset: int) -> bool:
         """Whether a record is the next."""
@@ -483,6 +489,8 @@ class Attachment:
         again, self._again_wanted = self._again_wanted, False
         if (again and self.wanted) or (self.live and self.offset < self._mark):
             self._attach_again()
+        elif self._said is not None and not self.wanted:
+            self.close(self._said, None)
 
     async def _ask(
         self, from_offset: int | None, history: History, timeout: float | None, *, blocking: bool
@@ -594,7 +602,7 @@ class Attachment:
         if error is not None:
             return
         self.live = self.wanted = self.session.peer.has_attached = True
-        self.ended, self._revoked = None, False
+        self.ended, self._said, self._revoked = None, None, False
         self._attaches += 1
         if self.inbox.view is not None:
             self.inbox.view.end_load()
@@ -724,6 +732,7 @@ class Attachment:
 
         closed = make()
         self.ended, self.live, self.wanted, self._loose = closed, False, False, True
+        self._said = None
         self.connection.emit(
             "attachment_closed", session=self.session.session_id, offset=self.offset, reason=reason
         )
