@@ -6,12 +6,13 @@ import copy
 import json
 import pickle
 import traceback
+from base64 import urlsafe_b64decode
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from antiphon import AntiphonError
-from antiphon.journal._claims import Claims, unverified_claims
+from antiphon.journal._claims import Claims, read_token, unverified_claims
 from antiphon.journal._issuer import Issuer, IssuerError
 from antiphon.journal._token import verify_token
 from tests.journal.tokens import CLAIMS, ENDS, ISSUED, KEYRING, NOW, PUBLIC, SEED, SESSION, TOKEN
@@ -89,7 +90,7 @@ def test_a_seed_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.M
     assert refused(issuer.sign, CLAIMS) == "privkey_env_missing"
     # A seed where a name is meant is a seed all the same.
     assert refused(lambda: Issuer.from_env(HEX, kid="k1").sign(CLAIMS)) == "privkey_env_missing"
-    for path in (tmp_path / "missing", tmp_path, tmp_path / HEX):
+    for path in (tmp_path / "missing", tmp_path, tmp_path / HEX, tmp_path / "a\0b"):
         assert refused(Issuer(path, kid="k1").sign, CLAIMS) == "privkey_file_missing"
     assert refused(lambda: Issuer(wrong, kid="k1").sign(CLAIMS)) == "privkey_invalid"
     monkeypatch.setenv("TOKEN_SEED", HEX[1:])
@@ -144,6 +145,18 @@ def test_a_life_has_its_bound_to_the_second() -> None:
     for archival in (False, True):
         failure = refused(ISSUER.sign, lasting(61), archival=archival, max_ttl=60)
         assert failure == "ttl_too_long"
+
+
+def test_the_first_and_the_last_moment_can_be_signed() -> None:
+    assert ISSUER.sign({**CLAIMS, "iat": 1, "exp": 2})
+    assert ISSUER.sign({**CLAIMS, "iat": 4102444799, "exp": 4102444800})
+
+
+def test_the_text_of_the_claims_is_plain_utf_8() -> None:
+    read = read_token(ISSUER.sign({**CLAIMS, "sid": "caf\u00e9"}))
+
+    assert read is not None
+    assert "caf\u00e9".encode() in urlsafe_b64decode(read.signed[5:] + b"==")
 
 
 @pytest.mark.covers("AP12")

@@ -19,11 +19,10 @@ try:
 except ImportError:
     raise MissingExtra("tokens", "signing and verifying tokens") from None
 
-__all__ = ["KEY_BYTES", "SIGNATURE_BYTES", "new_seed", "public_key", "sign", "verifies"]
+__all__ = ["KEY_BYTES", "new_seed", "public_key", "sign", "verifies"]
 
 #: Of a seed, and of a public key.
 KEY_BYTES: Final = 32
-SIGNATURE_BYTES: Final = 64
 
 
 def verifies(key: bytes, signature: bytes, signed: bytes) -> bool:
