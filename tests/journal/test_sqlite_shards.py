@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -86,3 +89,119 @@ async def test_many_that_use_it_first_at_once_make_one_directory(tmp_path: Path)
 
     assert len(list((tmp_path / "journal").glob("*.db"))) == 4
     await journal.aclose()
+
+
+async def filled(directory: Path, count: int = 3) -> None:
+    journal = SqliteJournal(directory, shards=1)
+    log = await journal.open("s-1")
+    await log.claim()
+    for n in range(count):
+        await log.append([Entry("session_update", b'{"n":%d}' % n, "agent")])
+    await journal.aclose()
+
+
+def state(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+async def test_who_only_reads_leaves_every_file_as_it_is(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    await filled(directory)
+    before = state(directory)
+    times = {path: path.stat().st_mtime_ns for path in [directory, *directory.rglob("*")]}
+    journal = SqliteJournal(directory, read_only=True)
+    log = await journal.open("s-1")
+
+    assert len(await log.read(1, 9)) == 3
+    assert len(await journal.sessions()) == 1
+    assert await journal.verify() == []
+    assert state(directory) == before
+    await journal.aclose()
+
+    assert {path: path.stat().st_mtime_ns for path in [directory, *directory.rglob("*")]} == times
+
+
+async def test_who_only_reads_sees_what_a_writer_does_that_comes_later(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    await filled(directory)
+    reading = SqliteJournal(directory, read_only=True)
+    log = await reading.open("s-1")
+    seen = [await log.high_watermark()]
+    for _ in range(3):
+        writing = SqliteJournal(directory)
+        mine = await writing.open("s-1")
+        await mine.claim()
+        await mine.append([Entry("k", b"{}", "t")])
+        seen.append(await log.high_watermark())
+        await mine.append([Entry("k", b"{}", "t")])
+        seen.append(await log.high_watermark())
+        await writing.aclose()
+        seen.append(await log.high_watermark())
+    await reading.aclose()
+
+    assert seen == [3, 4, 5, 5, 6, 7, 7, 8, 9, 9]
+
+
+READ = """
+import asyncio, ctypes, logging, os, sys
+from antiphon.journal import JournalError, SqliteJournal
+
+logging.basicConfig(format="%(message)s")
+if os.geteuid() == 0:  # root without what lets it ignore modes
+    libc = ctypes.CDLL(None)
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    sets[0] &= ~0b110
+    assert libc.capset(header, sets) == 0
+try:
+    open(sys.argv[1] + "/new", "w").close()
+except PermissionError:
+    pass
+else:
+    sys.exit("the directory can be written")
+
+async def main():
+    journal = SqliteJournal(sys.argv[1], read_only=True)
+    log = await journal.open("s-1")
+    print(len(await log.read(1, 99)))
+    await journal.aclose()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("beside", [[], ["-wal", "-shm"], ["-wal"]])
+async def test_a_directory_that_cannot_be_written_is_read(
+    tmp_path: Path, beside: list[str]
+) -> None:
+    """With no log, with a log and its index, and with a log alone, whose records are left out."""
+    directory = tmp_path / "journal"
+    await filled(directory)
+    journal = SqliteJournal(directory)
+    log = await journal.open("s-1")
+    await log.claim()
+    await log.append([Entry("k", b"{}", "t")])
+    copy = tmp_path / "copy"
+    shutil.copytree(directory, copy)
+    await journal.aclose()
+    for end in {"-wal", "-shm"} - set(beside):
+        (copy / f"shard-00.db{end}").unlink()
+    for path in copy.iterdir():
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    copy.chmod(0o500)
+
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(copy)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    copy.chmod(0o700)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ("4" if beside == ["-wal", "-shm"] else "3")
+    assert ("newest is left out" in done.stderr) == (beside == ["-wal"])

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import statistics
+import subprocess
+import sys
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 
-from antiphon.journal import Entry, JournalError, SqliteJournal
+from antiphon.journal import Entry, JournalError, JournalInUse, SqliteJournal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,4 +97,175 @@ async def test_a_wait_that_is_cancelled_takes_nothing_back(tmp_path: Path) -> No
         await waiting
 
     assert [record.offset for record in await log.append([update(2)])] == [2]
+    await journal.aclose()
+
+
+FULL_DISK = """
+import asyncio, resource, signal, sys
+from antiphon.journal import Entry, JournalError, SqliteJournal
+
+large = Entry("session_update", b'{"x":"%b"}' % (b"x" * 100_000), "agent")
+
+async def main():
+    journal = SqliteJournal(sys.argv[1], shards=1)
+    log = await journal.open("s-1")
+    await log.claim()
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))
+    acknowledged = 0
+    for _ in range(3):
+        try:
+            while True:
+                acknowledged = (await log.append([large] * 3))[-1].offset
+        except JournalError as error:
+            print(error.reason)
+        assert await log.high_watermark() == acknowledged > 0
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    (record,) = await log.append([large])
+    assert record.offset == acknowledged + 1
+    assert len(await log.read(1, record.offset)) == record.offset
+    assert await journal.verify() == []
+    await journal.aclose()
+
+asyncio.run(main())
+"""
+
+
+def test_a_disk_that_is_full_fails_appends_and_takes_nothing_back(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path / "journal")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "shard-00.db: disk I/O error\n" * 3
+
+
+async def test_a_neighbour_that_keeps_the_shard_is_waited_for_within_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.journal._sqlite_thread.BUSY", 0.1)
+    journal = SqliteJournal(tmp_path / "journal", shards=1)
+    log = await journal.open("s-1")
+    await log.claim()
+    neighbour = sqlite3.connect(tmp_path / "journal" / "shard-00.db", isolation_level=None)
+    neighbour.execute("BEGIN IMMEDIATE")
+
+    with pytest.raises(JournalError, match="kept locked by another process"):
+        await log.append([update(1)])
+    waiting = asyncio.ensure_future(log.append([update(2)]))
+    await asyncio.sleep(0)
+    neighbour.execute("COMMIT")
+    neighbour.close()
+
+    assert [record.data["n"] for record in await waiting] == [2]
+    await journal.aclose()
+
+
+async def test_two_processes_that_write_one_shard_both_go_on(tmp_path: Path) -> None:
+    code = """
+import asyncio, sys
+from antiphon.journal import Entry, SqliteJournal
+
+async def main():
+    journal = SqliteJournal(sys.argv[1], shards=1, gather=0)
+    log = await journal.open(sys.argv[2])
+    await log.claim()
+    for n in range(200):
+        await log.append([Entry("session_update", b'{"n":%d}' % n, "agent")])
+    await journal.aclose()
+
+asyncio.run(main())
+"""
+    directory = str(tmp_path / "journal")
+    writers = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", code, directory, f"s-{n}")
+        for n in range(2)
+    ]
+    assert [await writer.wait() for writer in writers] == [0, 0]
+
+    journal = SqliteJournal(directory)
+    for n in range(2):
+        log = await journal.open(f"s-{n}")
+        assert [record.data["n"] for record in await log.read(1, 200)] == list(range(200))
+    assert await journal.verify() == []
+    assert journal.losses == ()
+    await journal.aclose()
+
+
+async def test_a_claim_that_somebody_took_over_appends_nothing(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "journal", shards=1)
+    log = await journal.open("s-1")
+    await log.claim()
+    await log.append([update(1)])
+    other = sqlite3.connect(tmp_path / "journal" / "shard-00.db", isolation_level=None)
+    other.execute("UPDATE sessions SET generation=generation+1, owner='4711-x'")
+    other.close()
+
+    with pytest.raises(JournalInUse) as caught:
+        await log.append([update(2)])
+    assert caught.value.owner == "process 4711"
+    with pytest.raises(JournalInUse):
+        await log.append([update(3)])
+    assert await log.high_watermark() == 1
+    await log.claim()  # process 4711 does not live, as it seems
+    assert (await log.append([update(4)]))[0].offset == 2
+    await journal.aclose()
+
+
+async def test_a_deletion_that_was_cut_off_is_finished_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = SqliteJournal(tmp_path / "journal", shards=1)
+    for session_id in ("s-1", "s-2"):
+        log = await journal.open(session_id)
+        await log.claim()
+        for _ in range(5):
+            await log.append([update(n) for n in range(200)])
+    with monkeypatch.context() as patch:
+        collect = Mock(return_value=False)
+        patch.setattr("antiphon.journal._sqlite_thread.Writer._collect", collect)
+        await journal.delete("s-1")
+        assert await journal.verify() == []
+        await journal.aclose()
+    file = tmp_path / "journal" / "shard-00.db"
+    database = sqlite3.connect(file)
+    left = "SELECT (SELECT count(*) FROM records), (SELECT count(*) FROM garbage)"
+    assert database.execute(left).fetchone() == (10, 1)
+
+    journal = SqliteJournal(tmp_path / "journal")
+    log = await journal.open("s-2")
+    await log.claim()
+    await journal.aclose()
+
+    assert database.execute(left).fetchone() == (5, 0)
+    database.close()
+
+
+async def test_the_loop_goes_on_while_much_is_written_and_read(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "journal", shards=1)
+    log = await journal.open("s-1")
+    await log.claim()
+    loop = asyncio.get_running_loop()
+    late: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0.001)
+            late.append(loop.time() - before)
+
+    watching = asyncio.ensure_future(watch())
+    large = Entry("session_update", b'{"x":"%b"}' % (b"x" * 200_000), "agent")
+    for _ in range(6):  # more than the log may hold, so it is folded, too
+        await log.append([large] * 20)
+    assert len(await log.read(1, 120)) == 120
+    watching.cancel()
+
+    # A commit or a fold takes longer than most of the loop's turns.
+    assert len(late) > 20
+    assert statistics.median(late) < 0.05
     await journal.aclose()
