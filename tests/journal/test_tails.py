@@ -133,6 +133,22 @@ async def test_an_exempt_tail_keeps_its_credit() -> None:
     await made.aclose()
 
 
+async def test_a_tail_may_be_exempt_before_it_is_let_in_and_until_it_is_unsubscribed() -> None:
+    made = await writer(1)
+    tail = Ears()
+    made.exempt(tail, True)
+    await made.subscribe(tail)
+    for _ in range(3):
+        await made.append(say("exempt"))
+    made.unsubscribe(tail)
+    await made.subscribe(tail)
+    await made.append(say("paid"))
+    await made.append(say("not paid"))
+
+    assert tail.heard == [2, 3, 4, 5, "lagged"]
+    await made.aclose()
+
+
 class Broken(Ears):
     def received(self, record: Record) -> None:
         super().received(record)

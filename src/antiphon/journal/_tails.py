@@ -59,13 +59,14 @@ class Audience:
             raise ValueError(msg)
         self._limit = credit
         self._seats: dict[Tail, _Seat] = {}
-        #: Also those that are not let in yet.
-        self._exempt: set[Tail] = set()
+        #: Also those that are not let in yet; made when there is one.
+        self._exempt: set[Tail] | None = None
 
     def unsubscribe(self, tail: Tail) -> None:
         """Tell it nothing more, from now on and without a word; one that is unknown is none."""
         seat = self._seats.pop(tail, None)
-        self._exempt.discard(tail)
+        if self._exempt is not None:
+            self._exempt.discard(tail)
         if seat is not None:
             seat.tail = None
 
@@ -87,6 +88,8 @@ class Audience:
         For the connection that prompts: it slows its own turn down instead. It may be said before the
         tail is let in, and holds until it is unsubscribed.
         """
+        if self._exempt is None:
+            self._exempt = set()
         if exempt:
             self._exempt.add(tail)
         else:
@@ -100,7 +103,7 @@ class Audience:
         if tail in self._seats:
             return False
         seat = self._seats[tail] = _Seat(tail, self._limit)
-        seat.exempt = tail in self._exempt
+        seat.exempt = self._exempt is not None and tail in self._exempt
         return True
 
     def _give(self, record: Record, seats: list[_Seat]) -> None:
