@@ -154,7 +154,7 @@ EVENTS: Final[dict[str, EventSpec]] = {
         "operational",
         WARNING,
         "somebody was not let in to a session",
-        ("session", "surface", "reason"),
+        ("session", "surface", "reason", "detail"),
     ),
     "journal.not_durable": EventSpec(
         "operational", ERROR, "what a session tells is not journaled", ("session", "error")

@@ -436,7 +436,11 @@ class DurableRouter(AgentRouter):
         surface = str(context.surface)
         if isinstance(verdict, Denied):
             peer.connection.emit(
-                "attach.denied", session=session_id, surface=surface, reason=verdict.reason
+                "attach.denied",
+                session=session_id,
+                surface=surface,
+                reason=verdict.reason,
+                detail=verdict.detail,
             )
             raise attach_denied()
         peer.connection.emit(
