@@ -32,7 +32,7 @@ class Link:
     def __init__(self, agent: JournaledAgent) -> None:
         self.agent = agent
         self.receiver: Receiver | None = None
-        self.waiting: list[bytes | Fault] = []
+        self.waiting: list[bytes] = []
         self.alive = True
         self.ended = False
         self.paused = False
@@ -99,7 +99,8 @@ class Link:
         if self.receiver is None or (self.paused and self.alive):
             return
         if self.waiting:
-            frames, self.waiting = self.waiting, []
+            frames: list[bytes | Fault] = [*self.waiting]
+            self.waiting = []
             self.receiver.frames_received(frames)
         if not self.alive and not self.waiting and not self.ended:
             self.ended = True
@@ -129,6 +130,7 @@ class JournaledAgent:
         late: where set, what subscribers get waits for `flush`.
         hidden: records that nobody is ever sent: (session, offset).
         riders: whether a plain load shows offsets.
+        says: what it says of the extension in its answer to `initialize`.
     """
 
     def __init__(self, *, raxol: bool = False, prompts: bool = True) -> None:
@@ -144,6 +146,7 @@ class JournaledAgent:
         self.late: list[tuple[Link, Message]] | None = None
         self.hidden: set[tuple[str, int]] = set()
         self.riders = True
+        self.says: Message = {} if raxol else {"resumable": True}
         self.open_turns: dict[str, tuple[int, Link]] = {}
         self.turns = 0
         self.new_sessions = 0
@@ -187,7 +190,7 @@ class JournaledAgent:
             code, text = self.refuse[method]
             self.fail(link, message, code, text)
         elif method == "initialize":
-            meta = {} if self.raxol else {"_meta": {"raxol.io": {"resumable": True}}}
+            meta = {"_meta": {"raxol.io": self.says}} if self.says else {}
             more = {"loadSession": True, "sessionCapabilities": {"resume": {}, "close": {}}}
             self.answer(link, message, {"protocolVersion": 1, "agentCapabilities": more, **meta})
         elif method == "session/new":

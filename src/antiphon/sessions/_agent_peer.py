@@ -1133,6 +1133,9 @@ class AgentPeer(Peer, AgentCalls):
     def notify_cancel(self, session_id: str) -> None:
         """Send `session/cancel` and answer the session's open permission requests as cancelled."""
         if self.connection.closed:
+            session = self.sessions.get(session_id)
+            if session is not None and session.turn is not None:
+                session.turn.cancelling = True  # the agent is told over the next link, if there is one
             return
         self.connection.notify(
             "session/cancel", encode(v1.CancelNotification(session_id=session_id))
