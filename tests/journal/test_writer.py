@@ -18,6 +18,7 @@ from antiphon.journal import (
     TURN_COMPLETED,
     TURN_STARTED,
     Entry,
+    JournalDamaged,
     JournalError,
     JournalInUse,
     MemoryJournal,
@@ -749,6 +750,25 @@ async def test_a_session_that_another_writes_is_refused_at_first_use(first: str)
     assert caught.value.session_id == "s"
     assert await stored(journal) == []
     await other.append([say("still theirs")])
+
+
+async def test_a_session_that_is_damaged_is_not_written_to() -> None:
+    journal = await crashed(CREATED, STARTED)
+    made = await held(journal)
+
+    async def latest(tags: Any) -> dict[str, Record]:
+        raise JournalDamaged("3.db", "the checksum is wrong", session_id="s", offset=2)
+
+    made.log.latest = latest  # type: ignore[method-assign]
+    tail = Ears()
+    with pytest.raises(JournalDamaged):
+        await made.writer.subscribe(tail)
+    with pytest.raises(JournalDamaged):
+        await made.writer.append(say("x"))
+
+    assert len(await stored(journal)) == 2
+    assert made.log.released == 1
+    assert tail.heard == []
 
 
 async def test_a_store_that_confirms_fewer_than_it_was_given_is_not_believed() -> None:

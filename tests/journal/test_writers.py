@@ -431,3 +431,20 @@ async def test_any_order_of_coming_going_and_deleting_leaves_nothing() -> None:
 
 def check_contiguous(records: Sequence[Record]) -> None:
     assert [record.offset for record in records] == list(range(1, len(records) + 1))
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_closing_all_while_one_is_being_opened_leaves_none(turns: int) -> None:
+    journal = HeldJournal()
+    writers = Writers(journal)
+    opening = asyncio.create_task(writers.ensure("s", 1))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await writers.aclose()
+    await asyncio.wait([opening])
+
+    error = opening.exception()
+    writer = None if error is not None else opening.result()
+    assert isinstance(error, JournalError) or (writer is not None and writer.failed is not None)
+    assert all(log.closed == 1 for log in journal.logs)
+    assert writers._places == {}
