@@ -199,6 +199,20 @@ def test_ls_of_hostile_sessions_is_one_line_each_and_controls_nothing(
         assert not any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in out.replace("\n", ""))
 
 
+def test_a_long_id_is_cut_and_what_is_left_names_the_session(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "j", {"x" * 500: OPEN, "宽" * 3: OPEN})
+
+    rows = says(capfd, "ls", str(tmp_path / "j"))[1].splitlines()
+    shown = next(row.split()[0] for row in rows if row.startswith("x"))
+    assert shown == "x" * 79 + "…"
+    assert says(capfd, "show", str(tmp_path / "j"), shown.removesuffix("…"))[0] == 0
+    # A wide character takes two columns.
+    wide = next(row for row in rows if row.startswith("宽"))
+    assert wide[3:].startswith(" " * (80 - 6 + 2) + "2")
+
+
 def test_an_empty_journal_has_no_sessions(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

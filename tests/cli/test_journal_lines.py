@@ -208,7 +208,7 @@ def test_a_payload_that_is_no_json_breaks_no_line(payload: bytes) -> None:
     assert json.loads(record_line(one))["payload"] == text
     frame = json.loads(recording.record(one))["frame"]
     assert isinstance(frame, str)
-    assert text in frame
+    assert " ".join(text.split()) in " ".join(frame.split())
     assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", record_line(one) + recording.record(one))
 
 

@@ -10,6 +10,8 @@ import pytest
 from antiphon.cli import _demo_fixture as fixture
 from antiphon.cli._pleasant import _Paragraphs
 from tests.cli.command import odd
+from tests.cli.journals import write
+from tests.cli.records import chunk, completed, records, started, update
 from tests.cli.screen import Screen
 
 if TYPE_CHECKING:
@@ -138,3 +140,37 @@ def test_a_dumb_terminal_gets_plain_lines() -> None:
         assert screen.end() == 0
         assert b"\x1b" not in screen.raw
         assert "plan [x] Run the test" in screen.text
+
+
+def test_a_journal_is_shown_in_colours_and_nothing_of_theirs_stands_at_the_left_edge(
+    tmp_path: Path,
+) -> None:
+    long = "turn 9 ended: " * 30
+    call = update(
+        "tool_call", toolCallId="t", title=long, kind="edit", status="completed", locations=[]
+    )
+    said = chunk("agent_message", f"# Heading\n\n* one\n\n{long}\n\n\x1b]0;title\x07")
+    write(
+        tmp_path / "j",
+        {"s": records(started(1), chunk("agent_thought", long), said, call, completed(1))},
+    )
+    with Screen("journal", "show", str(tmp_path / "j"), "s") as screen:
+        assert screen.end() == 0
+
+        assert b"\x1b]0;title" not in screen.raw
+        assert b"\x1b[32m" in screen.raw  # a tool call that is completed is green
+        assert " • one" in screen.text
+        ours = ("session s", "turn 1", "thinking:", "agent:", "edit: ", "the turn")
+        for line in screen.text.splitlines():
+            assert not line.strip() or line.startswith(("  ", *ours)), line
+        assert max(map(len, screen.text.splitlines())) <= 100
+
+
+def test_a_session_that_is_followed_grows_on_a_terminal_and_ends_with_ctrl_c(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "j", {"s": records(started(1), chunk("agent_message", "one\ntwo"))})
+    with Screen("journal", "tail", str(tmp_path / "j"), "s") as screen:
+        screen.read_until("agent:\n  one\n  two")
+        screen.type(CTRL_C)
+        assert screen.end() == 130

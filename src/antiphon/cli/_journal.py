@@ -55,6 +55,8 @@ NO_SESSION: Final = 4
 
 #: Columns of a title or folder in a list.
 _MAX_CELL: Final = 48
+#: And of an id: what is left of a longer one names it all the same.
+_MAX_ID: Final = 80
 
 
 class Failed(Exception):
@@ -269,7 +271,7 @@ def _table(sessions: Sequence[SessionInfo]) -> str:
     rows = [("SESSION", "CHANGED", "CREATED", "RECORDS", "TURN", "TITLE", "FOLDER")]
     rows += [
         (
-            as_line(one.session_id),
+            _cell(one.session_id, _MAX_ID),
             moment(one.updated),
             moment(one.created),
             f"{one.records:,}",
@@ -292,9 +294,9 @@ def _table(sessions: Sequence[SessionInfo]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
+def _cell(text: str, most: int = _MAX_CELL) -> str:
     text = as_line(text)
-    return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _width(text: str) -> int:
