@@ -494,6 +494,22 @@ async def test_async_policies_of_any_make_run_on_the_loop() -> None:
     assert seen == [here] * 4
 
 
+async def test_an_async_policy_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def asynchronous(_context: AttachContext) -> Any:
+        return grant()
+
+    class Called:
+        async def __call__(self, _context: AttachContext) -> Any:
+            return grant()
+
+    def no_more(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    for policy in (asynchronous, Called()):
+        assert await admit(policy, CONTEXT) == grant()
+
+
 async def test_a_thread_that_cannot_be_started_denies(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more(_self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

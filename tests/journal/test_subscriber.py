@@ -479,6 +479,37 @@ async def test_a_slow_link_has_one_task_and_gives_credit_for_what_it_took() -> N
     assert asyncio.all_tasks() == before
 
 
+async def test_nothing_overtakes_what_waits() -> None:
+    _, log = await written(1)
+    source, link = Fake(), Link()
+    subscriber = link.subscriber(log, source)
+    await subscriber.attach()
+    link.take(0)
+    subscriber.received(record(2))
+    link.take()
+    subscriber.received(record(3))  # before the pump has had its turn
+    await link.until(2 + 3)
+    subscriber.received(record(4))
+    assert link.offsets == [1, 2, 3, 4]
+
+
+async def test_a_link_may_be_slow_again_and_again() -> None:
+    _, log = await written(1)
+    source, link = Fake(), Link()
+    subscriber = link.subscriber(log, source)
+    await subscriber.attach()
+    for offset in range(2, 20, 2):
+        link.take(0)
+        subscriber.received(record(offset))
+        link.take()
+        await link.until(2 + offset)
+        await a_while()
+        subscriber.received(record(offset + 1))
+        assert link.offsets[-1] == offset + 1
+    assert link.offsets == list(range(1, 20))
+    assert source.credits == 18
+
+
 async def test_history_waits_for_a_slow_link_and_live_records_for_history() -> None:
     writer, log = await written(10)
     link = Link(room=0)
@@ -1115,6 +1146,28 @@ async def test_a_link_that_goes_while_live_records_wait_ends_it_silently() -> No
     assert link.ended == ["link_lost"]
     assert link.offsets == [1]
     assert not writer.publishes_to(subscriber)
+
+
+async def test_a_link_that_is_found_gone_behind_the_answer_ends_it_silently() -> None:
+    _, log = await written(1)
+    paged, source, link = Paged(log), Fake(), Link()
+
+    async def early() -> None:
+        source.tails[0].received(record(2))
+
+    def reply(mark: int) -> None:
+        link.reply(mark)
+        link.lost = True
+
+    paged.before_read = early
+    subscriber = link.subscriber(paged, source)
+    subscriber._reply = reply
+    subscriber._writable = lambda: True
+    assert await subscriber.attach() == 1
+
+    assert link.ended == ["link_lost"]
+    assert source.left == [subscriber]
+    assert link.shown == [1, ("caught_up", 2), ("reply", 1)]
 
 
 async def test_a_link_that_is_found_gone_by_a_live_record_ends_it_silently(

@@ -283,7 +283,6 @@ class Subscriber:
         except Exception as error:  # noqa: BLE001  (nobody awaits it)
             self._fail(error)
         self._pump = None
-        self._live = self.over is None
 
     def _next(self) -> None:
         item = self._inbox.popleft()
