@@ -29,7 +29,7 @@ from antiphon.journal import (
 from tests.journal.ears import Ears, Events, HeldJournal, HeldLog, kinds, say, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 ORPHAN = {"outcome": "orphaned", "stopReason": "cancelled"}
 
@@ -463,6 +463,50 @@ async def test_a_repair_comes_before_the_first_turn_and_not_after_it() -> None:
         (TURN_COMPLETED, 5),
     ]
     assert 3 not in tail.heard
+
+
+class RepairsLate(Writer):
+    """The wrong one: its first operation takes effect, then it looks for what is to be repaired."""
+
+    async def _prepare(self) -> None:
+        await self.log.claim()
+        batch, size, flush = self._next()
+        records = await self.log.append([entry for entry, _ in batch], flush=flush)
+        self._publish(batch, records, size)
+        await super()._prepare()
+
+
+def turns_of(records: Sequence[Record]) -> list[str]:
+    """Each turn's start and completion, as "S4" and "C4"."""
+    return [
+        f"{'S' if record.kind == TURN_STARTED else 'C'}{record.data['turnId']}"
+        for record in records
+        if record.kind in (TURN_STARTED, TURN_COMPLETED)
+    ]
+
+
+@pytest.mark.covers("J12")
+@pytest.mark.parametrize(
+    ("writer", "at_once", "turns"),
+    [
+        (Writer, True, ["S4", "C4", "S5", "C5"]),
+        (Writer, False, ["S4", "C4", "S5", "C5"]),
+        (RepairsLate, True, ["S4", "S5", "C5"]),  # the open turn is buried
+        (RepairsLate, False, ["S4", "S5", "C5", "C5"]),  # and the new one completed twice
+    ],
+)
+async def test_a_repair_after_the_first_operation_buries_a_turn_or_completes_one_twice(
+    writer: type[Writer], at_once: bool, turns: list[str]
+) -> None:
+    journal = await crashed(CREATED, STARTED)
+    made = writer(await journal.open("s"))
+    made.submit(Entry(TURN_STARTED, b'{"turnId":5,"prompt":[]}', "user"))
+    if not at_once:
+        await turn_of_the_loop()
+    made.complete_turn(made, 5, stop_reason="end_turn")
+    await made.aclose()
+
+    assert turns_of(await stored(journal)) == turns
 
 
 @pytest.mark.parametrize(
