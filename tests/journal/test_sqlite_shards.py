@@ -205,3 +205,123 @@ async def test_a_directory_that_cannot_be_written_is_read(
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == ("4" if beside == ["-wal", "-shm"] else "3")
     assert ("newest is left out" in done.stderr) == (beside == ["-wal"])
+
+
+UNCLOSED = """
+import asyncio, sys
+from antiphon.journal import Entry, SqliteJournal
+
+async def main():
+    global journal, log
+    journal = SqliteJournal(sys.argv[1])
+    log = await journal.open("s-1")
+    await log.claim()
+    await log.append([Entry("k", b"{}", "t")])
+    asyncio.ensure_future(log.append([Entry("k", b"{}", "t")]))
+
+asyncio.run(main())
+"""
+
+
+async def test_a_journal_that_nobody_closed_keeps_no_process_and_no_claim(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", UNCLOSED, str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+    journal = SqliteJournal(directory)
+    log = await journal.open("s-1")
+    await log.claim()
+    assert 1 <= await log.high_watermark() <= 2
+    assert journal.losses == ()
+    await journal.aclose()
+
+
+FORKED = """
+import asyncio, gc, os, sys
+from antiphon.journal import Entry, SqliteJournal
+
+async def main():
+    journal = SqliteJournal(sys.argv[1], shards=1)
+    log = await journal.open("s-1")
+    await log.claim()
+    for n in range(5):
+        await log.append([Entry("k", b"{}", "t")], flush=True)
+        child = os.fork()
+        if child == 0:
+            return True  # ends as any program does, with all that it inherited
+        assert os.waitpid(child, 0)[1] == 0
+        await log.append([Entry("k", b"{}", "t")], flush=True)
+    assert [record.offset for record in await log.read(1, 99)] == list(range(1, 11))
+    assert await journal.verify() == []
+    await journal.aclose()
+
+if asyncio.new_event_loop().run_until_complete(main()):
+    gc.collect()
+    sys.exit(0)
+"""
+
+
+async def test_children_that_end_take_nothing_from_their_parent(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert done.returncode == 0, done.stderr
+
+    journal = SqliteJournal(directory)
+    log = await journal.open("s-1")
+    await log.claim()
+    assert await log.high_watermark() == 10
+    assert await journal.verify() == []
+    assert journal.losses == ()
+    await journal.aclose()
+
+
+async def test_what_is_under_way_when_it_is_closed_is_told(tmp_path: Path) -> None:
+    await filled(tmp_path / "journal", 300)
+    journal = SqliteJournal(tmp_path / "journal")
+    exporting = journal.export("s-1")
+    assert len(await anext(exporting)) == 256
+    await journal.aclose()
+
+    with pytest.raises(JournalError, match="closed"):
+        await anext(exporting)
+
+
+async def test_processes_that_come_first_at_once_agree(tmp_path: Path) -> None:
+    code = """
+import asyncio, sys
+from antiphon.journal import Entry, SqliteJournal
+
+async def main():
+    journal = SqliteJournal(sys.argv[1], shards=int(sys.argv[2]))
+    for n in range(4):
+        log = await journal.open(f"s-{sys.argv[2]}-{n}")
+        await log.claim()
+        await log.append([Entry("k", b"{}", "t")])
+    await journal.aclose()
+
+asyncio.run(main())
+"""
+    directory = tmp_path / "journal"
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", code, directory, str(shards))
+        for shards in (1, 2, 3, 4)
+    ]
+    assert [await process.wait() for process in processes] == [0] * 4
+
+    journal = SqliteJournal(directory)
+    assert len(await journal.sessions()) == 16
+    assert await journal.verify() == []
+    await journal.aclose()
+    assert not list(directory.glob(".new*"))

@@ -73,6 +73,7 @@ _SLICE_ROWS = 64
 _SLICE_PAGES = 512
 #: Seconds between looks for what other processes appended, while somebody follows.
 LOOK = 0.02
+_CLOSED = "the journal is closed"
 
 
 class Place(NamedTuple):
@@ -219,6 +220,9 @@ class Writer(_Thread):
 
     def _put(self, job: _Append | _Call, count: int, size: int, *, urgent: bool) -> None:
         with self._wake:
+            if self._closing:
+                self._loop.call_soon(_settle, [(job.future, None, JournalError(_CLOSED))])
+                return
             idle = not self._jobs
             self._jobs.append(job)
             self._waiting += count
@@ -640,8 +644,13 @@ class Writer(_Thread):
             return False
         try:
             self._begin(database)
-            row = database.execute("SELECT number FROM garbage LIMIT 1").fetchone()
-            if row is None:
+            # Not one that is there: a list that is spoiled is no reason to remove anything.
+            garbage = database.execute(
+                "SELECT number FROM garbage WHERE number NOT IN (SELECT number FROM sessions)"
+                " AND number BETWEEN 1 AND ? LIMIT ?",
+                (LAST_SESSION, _SLICE_ROWS),
+            ).fetchall()
+            if not garbage:
                 # Give a slice of the space back, too.
                 (before,) = database.execute("PRAGMA freelist_count").fetchone()
                 database.execute(f"PRAGMA incremental_vacuum({_SLICE_PAGES})").fetchall()
@@ -649,9 +658,7 @@ class Writer(_Thread):
                 database.execute("COMMIT")
                 return bool(0 < after < before)
             left = _SLICE_ROWS
-            for (number,) in database.execute(
-                "SELECT number FROM garbage LIMIT ?", (_SLICE_ROWS,)
-            ).fetchall():
+            for (number,) in garbage:
                 removed = database.execute(
                     "DELETE FROM records WHERE key IN"
                     " (SELECT key FROM records WHERE key BETWEEN ? AND ? LIMIT ?)",
@@ -733,9 +740,11 @@ class Reader(_Thread):
         self.place = place
         self._mode: Mode = "look" if look else "read"
         self._lost = lost
-        self._jobs: SimpleQueue[tuple[Callable[..., Any], asyncio.Future[Any]] | None] = (
-            SimpleQueue()
-        )
+        #: What is to be read; () wakes the thread, None ends it.
+        self._jobs: SimpleQueue[
+            tuple[Callable[..., Any], asyncio.Future[Any]] | tuple[()] | None
+        ] = SimpleQueue()
+        self._closing = False
         self._database: sqlite3.Connection | None = None
         #: With no lock and no log; what the file was when it was opened.
         self._alone: tuple[int, int] | None = None
@@ -748,7 +757,10 @@ class Reader(_Thread):
     def call(self, run: Callable[[sqlite3.Connection | None], Any]) -> asyncio.Future[Any]:
         """Have something read, within one view of the database; None stands for no database yet."""
         future = self._loop.create_future()
-        self._jobs.put((run, future))
+        if self._closing:
+            future.set_exception(JournalError(_CLOSED))
+        else:
+            self._jobs.put((run, future))
         return future
 
     def follow(self, session_id: str, moved: Callable[[int], None]) -> Callable[[], None]:
@@ -760,7 +772,7 @@ class Reader(_Thread):
         # The thread takes a list as it is: it is replaced, never changed.
         self._follows = [*self._follows, entry]
         if len(self._follows) == 1:
-            self.call(_nothing)  # it waits without a bound
+            self._jobs.put(())  # it waits without a bound
 
         def end() -> None:
             self._follows = [each for each in self._follows if each is not entry]
@@ -769,6 +781,7 @@ class Reader(_Thread):
 
     def close(self) -> None:
         """Have it finish what was handed over, and end."""
+        self._closing = True
         self._jobs.put(None)
 
     # In the thread.
@@ -784,7 +797,8 @@ class Reader(_Thread):
                 else:
                     if job is None:
                         return
-                    self._tell([self._answer(*job)])
+                    if job:
+                        self._tell([self._answer(*job)])
                     del job
                 # Asked for anew: whoever came meanwhile has read a mark that is older than this look.
                 if (follows := self._follows) and time.monotonic() >= due:
@@ -884,10 +898,6 @@ class Reader(_Thread):
         if database is not None:
             with contextlib.suppress(sqlite3.Error):
                 database.close()
-
-
-def _nothing(_database: sqlite3.Connection | None) -> None:
-    """Wakes a thread."""
 
 
 def _watermarks(
