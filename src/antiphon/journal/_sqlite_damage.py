@@ -349,19 +349,20 @@ def _run_around(
     execute: Execute, session_id: str, low: int, offset: int
 ) -> dict[int, Record | Broken]:
     """The run in which a record is, by two searches: each goes astray at other places."""
-    columns = "SELECT key, checks, body FROM records"
+    columns = "SELECT key, checks, body FROM records WHERE key BETWEEN"
+    before = "coalesce((SELECT max(key) FROM records WHERE key BETWEEN ? AND ?), ?)"
+    first, last = low + 1, low + offset
     for query, keys in (
-        (f"{columns} WHERE key BETWEEN ? AND ? ORDER BY key DESC LIMIT 1", (low + 1, low + offset)),
-        (f"{columns} WHERE key=?", (low + offset,)),
+        (f"{columns} ? AND ? ORDER BY key DESC LIMIT 1", (first, last)),
+        (f"{columns} {before} AND ? ORDER BY key LIMIT 64", (first, last, last, last)),
     ):
         try:
-            row = execute(query, keys).fetchone()
+            rows = execute(query, keys).fetchall()
         except sqlite3.DatabaseError:
             continue
-        if row is not None:
-            run = {found.offset: found for found in _of_row(session_id, low, row)}
-            if isinstance(run.get(offset), Record):
-                return run
+        run = {found.offset: found for row in rows for found in _of_row(session_id, low, row)}
+        if isinstance(run.get(offset), Record):
+            return run
     return {}
 
 
@@ -420,6 +421,12 @@ _SHAPES = (
 )
 
 
+#: `quick_check` does not compare an index with its table.
+_NAMELESS = """SELECT id FROM sessions AS there NOT INDEXED WHERE NOT EXISTS (
+    SELECT 1 FROM sessions AS named INDEXED BY sqlite_autoindex_sessions_1
+    WHERE named.id = there.id AND named.number = there.number)"""
+
+
 def _check_file(execute: Execute, acknowledged: int, damage: Callable[..., None]) -> None:
     try:
         for (text,) in execute(f"PRAGMA quick_check({_PLACES})"):
@@ -427,9 +434,11 @@ def _check_file(execute: Execute, acknowledged: int, damage: Callable[..., None]
                 damage(f"the database: {text}")
         for query in _SHAPES:
             execute(query).fetchall()
+        for (stored,) in execute(_NAMELESS):
+            damage("it cannot be found by its name", id_text(bytes(stored)))
         for (number,) in execute("SELECT number FROM garbage JOIN sessions USING(number)"):
             damage(f"it has a session as deleted that is there ({number})")
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, TypeError, UnicodeDecodeError) as error:
         damage(f"the database: {error}")
     try:
         (commits,) = execute("SELECT value FROM meta WHERE key='commits'").fetchone()
