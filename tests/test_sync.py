@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -1091,3 +1092,60 @@ def test_a_prompt_for_which_it_is_too_late_is_not_called_forgotten() -> None:
         session.prompt("too late").run()
     with pytest.raises(ConnectionClosed), session.prompt("too late"):
         pass
+
+
+# -------------------------------------------------------------------- attached sessions
+
+DURABLE = """
+import sys
+from antiphon import Agent, serve_stdio
+from antiphon.journal import SqliteJournal
+from antiphon.schema import v1
+
+
+class Teller(Agent):
+    async def new_session(self, params, ctx):
+        return v1.NewSessionResponse(session_id="tale")
+
+    async def prompt(self, turn):
+        for number in range(int(turn.text)):
+            await turn.say(f"{number} ")
+        if turn.text == "3":
+            await turn.wait_cancelled()
+
+
+serve_stdio(Teller(), journal=SqliteJournal(sys.argv[1]))
+"""
+
+
+def test_an_agent_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    program = tmp_path / "teller.py"
+    program.write_text(DURABLE)
+    argv = [sys.executable, str(program), str(tmp_path / "journal")]
+    records: list[str] = []
+    with antiphon.sync.spawn(argv, reattach=antiphon.Reattach(delay=0.05)) as agent:
+        session = agent.new_session(cwd=tmp_path)
+        end = session.on_record(lambda record: records.append(record.kind))
+        process = agent.process
+        assert process is not None
+        given: list[str] = []
+        with session.prompt("3") as turn:
+            for update in turn:
+                given.append(update.text)
+                if len(given) == 3:
+                    os.kill(process.pid, signal.SIGKILL)
+        assert (given, turn.stop_reason) == (["0 ", "1 ", "2 "], "cancelled")
+        assert session.prompt("2").run().text == "0 1 "
+        end()
+
+        assert session.attached
+        assert session.reattach() == session.offset
+        assert records == ["turn_started", "turn_completed"] * 2
+        with antiphon.sync.spawn(argv) as other:
+            with pytest.raises(antiphon.LocalProtocolError, match="known"):
+                agent.attach_session("tale")
+            follower = other.attach_session("tale", cwd=tmp_path)
+            history = [update.text for update in follower.replay()]
+            assert history == ["", "0 ", "1 ", "2 ", "", "0 ", "1 "]
+            follower.detach()
+            assert not follower.attached

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from antiphon import (
+    Agent,
+    AgentContext,
     AttachmentClosed,
     ConnectionClosed,
     LocalProtocolError,
@@ -21,10 +23,14 @@ from antiphon import (
     RequestTimeout,
     SilenceTimeout,
     TelemetryEvent,
+    Turn,
     connect,
+    serve_unix,
     spawn,
 )
-from antiphon.transports import memory_pair
+from antiphon.journal import MemoryJournal
+from antiphon.schema import v1
+from antiphon.transports import SocketTransport, memory_pair
 from tests.sessions.journaled import JournaledAgent, settle
 
 if TYPE_CHECKING:
@@ -594,3 +600,90 @@ async def test_an_agent_that_is_killed_is_started_again(tmp_path: Path) -> None:
 
         second = await session.prompt("2")
         assert (second.text, second.stop_reason) == ("0 1 ", "end_turn")
+
+
+# -------------------------------------------------------------------- a real socket
+
+
+class Counter(Agent):
+    """Counts, a step each time that it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = asyncio.Semaphore(0)
+
+    async def new_session(
+        self, params: v1.NewSessionRequest, ctx: AgentContext
+    ) -> v1.NewSessionResponse:
+        return v1.NewSessionResponse(session_id="count")
+
+    async def prompt(self, turn: Turn) -> str:
+        for number in range(int(turn.text)):
+            await self.steps.acquire()
+            await turn.say(str(number))
+        return "max_tokens"
+
+
+async def test_over_a_socket_a_turn_outlives_its_links_and_others_follow_it(
+    tmp_path: Path,
+) -> None:
+    counter, journal = Counter(), MemoryJournal()
+    path = tmp_path / "a.sock"
+    made: list[SocketTransport] = []
+
+    def dial() -> SocketTransport:
+        made.append(SocketTransport(f"unix:{path}"))
+        return made[-1]
+
+    async with (
+        serve_unix(counter, path, journal=journal),
+        connect(dial, reattach=AT_ONCE) as peer,
+        connect(f"unix:{path}") as other,
+    ):
+        session = await peer.new_session()
+        assert session.attached
+        follower = await other.attach_session("count")
+        followed = follower.updates()
+        given: list[str] = []
+        async with session.prompt("30") as turn:
+            counter.steps.release()
+            async for update in turn:
+                given.append(update.text)
+                if len(given) % 10 == 5:
+                    await made[-1].aclose()
+                counter.steps.release()
+        assert given == [str(number) for number in range(30)]
+        assert turn.stop_reason == "max_tokens"
+        assert len(made) == 4
+
+        told = [text_of(await anext(followed)) for _ in range(31)]
+        assert told == ["30", *given]  # the prompt, which was not its own
+        assert follower.offset <= session.offset
+
+
+async def test_a_session_that_is_loaded_and_prompted_shows_nothing_twice(tmp_path: Path) -> None:
+    counter, journal = Counter(), MemoryJournal()
+    path = tmp_path / "a.sock"
+    async with serve_unix(counter, path, journal=journal):
+        async with connect(f"unix:{path}") as peer:
+            await peer.new_session()
+            for _ in range(9):
+                counter.steps.release()
+            await peer.sessions["count"].prompt("2")
+        async with connect(f"unix:{path}", reattach=True) as peer:
+            async with peer.load_session("count") as session:
+                updates = session.updates()
+            assert session.attached
+            outcome = await session.prompt("3")
+
+            assert outcome.text == "012"
+            shown = [await anext(updates) for _ in range(6)]
+            assert [(update.label, text_of(update)) for update in shown] == [
+                ("replay", "2"),
+                ("replay", "0"),
+                ("replay", "1"),
+                ("turn", "0"),
+                ("turn", "1"),
+                ("turn", "2"),
+            ]
+            assert len(updates._queue) == 0  # pyright: ignore[reportPrivateUsage]
