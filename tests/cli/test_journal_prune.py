@@ -7,10 +7,12 @@ import json
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from antiphon.cli import main
 from antiphon.journal import Entry, SqliteJournal, Writer
+from antiphon.journal._sqlite_format import index_columns, index_of
 from tests.cli.command import antiphon
 from tests.cli.journals import write
 from tests.cli.records import WHOLE, chunk, completed, records, started
@@ -36,10 +38,18 @@ def age(directory: Path, session_id: str, days: int) -> None:
     """Have a session have changed so many days before it did."""
     for file in directory.glob("shard-*.db"):
         database = sqlite3.connect(file)
-        database.execute(
-            "UPDATE sessions SET updated = updated - ? WHERE id = ?",
-            (days * DAY, session_id.encode()),
-        )
+        row = database.execute(
+            "SELECT records, created, updated, meta, title, latest, sum FROM sessions WHERE id = ?",
+            (session_id.encode(),),
+        ).fetchone()
+        if row is not None:
+            index, _ = index_of(row, file.name, session_id)
+            older = msgspec.structs.replace(index, updated=index.updated - days * DAY)
+            check = index_columns(older, session_id)[-1]
+            database.execute(
+                "UPDATE sessions SET updated = ?, sum = ? WHERE id = ?",
+                (older.updated, check, session_id.encode()),
+            )
         database.commit()
         database.close()
 
