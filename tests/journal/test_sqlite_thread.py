@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from antiphon.journal import Entry, JournalError, JournalInUse, SqliteJournal
+from antiphon.journal._sqlite_thread import Writer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -269,3 +270,30 @@ async def test_the_loop_goes_on_while_much_is_written_and_read(tmp_path: Path) -
     assert len(late) > 20
     assert statistics.median(late) < 0.05
     await journal.aclose()
+
+
+async def test_the_log_is_folded_when_it_is_long_and_not_at_each_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.journal._sqlite_thread.LOG_BYTES", 2 << 20)
+    folds: list[str] = []
+    connected = Writer._connect
+
+    def connect(writer: Writer) -> sqlite3.Connection:
+        database = connected(writer)
+        database.set_trace_callback(lambda text: folds.append(text) if "wal_" in text else None)
+        return database
+
+    monkeypatch.setattr(Writer, "_connect", connect)
+    journal = SqliteJournal(tmp_path / "journal", shards=1)
+    log = await journal.open("s-1")
+    await log.claim()
+    large = Entry("session_update", b'{"x":"%b"}' % (b"x" * 100_000), "agent")
+
+    for _ in range(60):
+        await log.append([large] * 3, flush=True)
+    size = (tmp_path / "journal" / "shard-00.db-wal").stat().st_size
+    await journal.aclose()
+
+    assert size < 4 << 20
+    assert 5 <= len(folds) <= 12  # 18 MB, 2 MB at a time

@@ -372,7 +372,8 @@ def _set_up(database: sqlite3.Connection, mode: Mode, durability: Durability) ->
         execute("PRAGMA checkpoint_fullfsync=ON")
     execute("PRAGMA secure_delete=ON")
     execute("PRAGMA wal_autocheckpoint=0")  # done after those who wait were told
-    execute(f"PRAGMA journal_size_limit={64 << 20}")
+    # A log that begins anew is cut to this, so that its size says how much there is to fold.
+    execute(f"PRAGMA journal_size_limit={1 << 20}")
 
 
 def _check_version(database: sqlite3.Connection, name: str, mode: Mode) -> None:

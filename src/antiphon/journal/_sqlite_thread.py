@@ -205,7 +205,7 @@ class Writer(_Thread):
     ) -> asyncio.Future[list[Any]]:
         """Hand over what one log appends."""
         future = self._loop.create_future()
-        size = sum(len(entry.payload) for entry in entries)
+        size = sum([len(entry.payload) for entry in entries])
         self._put(_Append(claim, entries, future), len(entries), size, urgent=flush)
         return future
 
