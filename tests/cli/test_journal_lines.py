@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from antiphon import MessageView, SessionView, ToolCallView, connect
+from antiphon import (
+    DurableAgent,
+    MessageView,
+    SessionView,
+    ToolCallView,
+    Turn,
+    connect,
+    content,
+)
 from antiphon.cli._journal_lines import Recording, json_line, record_line
-from antiphon.journal import SESSION_UPDATE, Record, SessionInfo
-from antiphon.schema import decode_update
-from antiphon.testing import RawPeer, raw_pair
+from antiphon.journal import SESSION_UPDATE, MemoryJournal, Record, SessionInfo
+from antiphon.schema import decode_update, v1
+from antiphon.testing import RawPeer, joined, raw_pair
 from tests.cli.records import BEGIN, WHOLE, record, records, update
 
 if TYPE_CHECKING:
@@ -92,6 +100,64 @@ async def test_a_client_that_an_export_is_played_to_sees_the_session_as_it_was()
             assert folded(session.view) == folded(live_view(made))
             assert len(session.view.entries) == 7
             await playing
+
+
+class Busy(DurableAgent):
+    """Says something of each kind."""
+
+    async def prompt(self, turn: Turn) -> str | None:
+        await turn.send(v1.SessionInfoUpdate(title="Busy"))
+        await turn.think("Hm, ")
+        await turn.think("yes.")
+        await turn.plan([v1.PlanEntry(content="Do it", priority="low", status="in_progress")])
+        async with turn.tool("Do it", kind="edit") as tool:
+            await turn.say("Meanwhile, ")
+            await turn.say("I say this.")
+            diff = v1.Diff(path="/repo/a", old_text="a", new_text="b")
+            await tool.update(content=[diff], raw_output={"done": True})
+        await turn.usage(used=1, size=2)
+        await turn.say(turn.text)
+        return "refusal" if turn.text.startswith("no") else None
+
+
+async def live_and_exported() -> tuple[SessionView, list[dict[str, Any]]]:
+    """What a client saw that was there, and what its session's journal exports."""
+    journal = MemoryJournal()
+    async with joined(Busy(journal)) as agent:
+        session = await agent.new_session(cwd="/repo")
+        view = session.view  # folded from now on
+        for text in ("yes", "no"):
+            await session.prompt([text, content.text("more")])
+    (known,) = await journal.sessions()
+    log = await journal.open(known.session_id)
+    return view, exported(await log.read(1, known.records))
+
+
+async def played(lines: list[dict[str, Any]]) -> SessionView:
+    """What a client sees that an export is played to."""
+    session_id = lines[2]["frame"]["params"]["sessionId"]
+    async with raw_pair() as (transport, raw):
+        playing = asyncio.create_task(play(lines, raw))
+        async with connect(transport) as agent:
+            session = await agent.load_session(session_id, cwd="/repo")
+            await playing
+        return session.view
+
+
+async def test_a_client_of_an_export_has_the_view_of_one_that_was_there() -> None:
+    live, lines = await live_and_exported()
+
+    assert folded(await played(lines)) == folded(live)
+    assert len(live.entries) == 10
+    assert (live.title, live.plan[0].content) == ("Busy", "Do it")
+
+
+async def test_an_export_that_lacks_a_record_or_has_one_twice_gives_another_view() -> None:
+    live, lines = await live_and_exported()
+    at = next(n for n, line in enumerate(lines) if "I say this." in str(line))
+
+    assert folded(await played(lines[:at] + lines[at + 1 :])) != folded(live)
+    assert folded(await played(lines[: at + 1] + lines[at:])) != folded(live)
 
 
 async def test_several_sessions_are_one_recording() -> None:
