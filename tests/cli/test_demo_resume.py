@@ -81,7 +81,7 @@ def test_a_person_is_told_a_story_and_its_end() -> None:
         "5. The client connects again and asks for what follows offset ",
         "6. The agent is killed (SIGKILL)",
         "7. The agent starts again with the same journal",
-        "the last one says that the turn is orphaned",
+        "from the journal, at its end that the turn is orphaned",
         "9. The turn has ended (cancelled). The client asks: go on.",
         "10. The turn ends: end_turn",
         "no gap, no duplicate",
