@@ -21,12 +21,14 @@ from antiphon import (
     TurnInProgress,
     connect,
 )
+from antiphon.sessions._attachment import Attachment
+from antiphon.sessions._own_turn import OwnTurn
 from antiphon.testing import run_virtual
 from tests.sessions.any_order import AnyOrder
 from tests.sessions.journaled import JournaledAgent, settle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from antiphon import AgentPeer, PromptTurn, Session, Update
 
@@ -748,3 +750,64 @@ async def test_a_resumed_session_is_attached_from_now_on(agent: JournaledAgent) 
 def test_whatever_happens_each_record_is_seen_once_and_in_order(block: int) -> None:
     for seed in range(block * 40, block * 40 + 40):
         run_virtual(AnyOrder(seed).run())
+
+
+def break_duplicates(patch: pytest.MonkeyPatch) -> None:
+    """Take every record that is not older than the last, instead of the next one alone."""
+
+    def take(self: Attachment, offset: int) -> bool:
+        self.offset = max(self.offset, offset)
+        return True
+
+    patch.setattr(Attachment, "_take", take)
+
+
+def break_gaps(patch: pytest.MonkeyPatch) -> None:
+    """Go on behind a gap."""
+
+    def take(self: Attachment, offset: int) -> bool:
+        newer = offset > self.offset
+        self.offset = max(self.offset, offset)
+        return newer
+
+    patch.setattr(Attachment, "_take", take)
+
+
+def break_copies(patch: pytest.MonkeyPatch) -> None:
+    """Show both copies of an update."""
+    patch.setattr(Attachment, "_told", Attachment._give)
+
+
+def break_prompts(patch: pytest.MonkeyPatch) -> None:
+    """Take any turn that begins for ours."""
+    plain = OwnTurn.started
+
+    def started(self: OwnTurn) -> None:
+        plain(self)
+        self._expected = ()
+
+    patch.setattr(OwnTurn, "started", started)
+
+
+def break_healing(patch: pytest.MonkeyPatch) -> None:
+    """Attach again from one too late."""
+    plain = Attachment._ask_once
+
+    async def ask(self: Attachment, start: int, *more: Any, **options: Any) -> int:
+        return await plain(self, start + (start > 1), *more, **options)
+
+    patch.setattr(Attachment, "_ask_once", ask)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [break_duplicates, break_gaps, break_copies, break_prompts, break_healing],
+    ids=lambda fault: fault.__name__,
+)
+def test_a_client_that_is_wrong_is_found(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, TimeoutError)):
+        for seed in range(60):
+            run_virtual(AnyOrder(seed).run())

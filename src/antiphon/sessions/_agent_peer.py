@@ -530,8 +530,13 @@ class AgentPeer(Peer, AgentCalls):
         Open turns are cancelled first, so that an agent at work knows at once. Where another link is
         being made, that ends.
         """
-        if self._relink is not None:
-            await self._relink.stop()
+        try:
+            if self._relink is not None:
+                await self._relink.stop()
+        finally:
+            await self._aclose()
+
+    async def _aclose(self) -> None:
         for session in self.sessions.values():
             if session.turn is not None:
                 self.notify_cancel(session.session_id)
@@ -1135,7 +1140,9 @@ class AgentPeer(Peer, AgentCalls):
         if self.connection.closed:
             session = self.sessions.get(session_id)
             if session is not None and session.turn is not None:
-                session.turn.cancelling = True  # the agent is told over the next link, if there is one
+                session.turn.cancelling = (
+                    True  # the agent is told over the next link, if there is one
+                )
             return
         self.connection.notify(
             "session/cancel", encode(v1.CancelNotification(session_id=session_id))

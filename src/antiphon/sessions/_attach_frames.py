@@ -117,7 +117,7 @@ def offset_of(frame: bytes) -> int:
     """The offset in the rider of an update's frame; 0 where it has none that is any."""
     try:
         meta = _decode_frame(frame).params.meta
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return 0
     if meta is None or meta.rider is None:
         return 0
@@ -186,14 +186,17 @@ def user_block(raw: Any) -> Any:
     """The content of a `user_message_chunk` as plain JSON, None where the update is another."""
     try:
         chunk = _decode_chunk(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return chunk.content if chunk.session_update == "user_message_chunk" else None
 
 
 def same_block(one: Any, other: Any) -> bool:
     """Whether two content blocks say the same, `_meta` and members that are null left aside."""
-    return bool(_plain(one) == _plain(other))
+    try:
+        return bool(_plain(one) == _plain(other))
+    except RecursionError:
+        return False
 
 
 def _plain(value: Any) -> Any:

@@ -69,8 +69,6 @@ _RESTED = 5.0
 
 #: How long the copies of a turn that have an offset may be behind those that have none, in seconds.
 _BEHIND = 1.0
-#: How many of those without are kept meanwhile.
-_HELD = 4096
 
 
 class _AttachCall(OutboundCall):
@@ -268,7 +266,7 @@ class Attachment:
         if given:
             self._give(raw, frame)
             return
-        if own.held > _HELD:
+        if own.full:
             self._release(own)
         if self._late is None:
             self._late = self.connection.loop.call_later(_BEHIND, self._behind)

@@ -22,15 +22,16 @@ from antiphon.schema import decode, encode, loads
 from antiphon.sessions._attach_frames import KEY, same_block, user_block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from antiphon.sessions._session import PromptTurn
 
 __all__ = ["Outcome", "OwnTurn", "Place"]
 
 
-#: So many copies are remembered for the sake of their second.
+#: So many copies are remembered for the sake of their second, and so many bytes of them.
 _REMEMBERED = 1 << 14
+_REMEMBERED_BYTES = 1 << 24
 
 
 class Place(Enum):
@@ -101,10 +102,10 @@ class OwnTurn:
         # Updates that it was given before anything was known of its records: they come again.
         self._given = given
         # Copies without an offset whose second is not here, and whether they were given.
-        self._told: deque[_Told] = deque(maxlen=_REMEMBERED)
+        self._told = _Copies()
         self._held = 0  # of them, not given
         # Copies with an offset whose second is not here.
-        self._numbered: deque[Any] = deque(maxlen=_REMEMBERED)
+        self._numbered = _Copies()
         # An agent of ours stores the blocks of a prompt behind the beginning of its turn.
         self._prompts = prompts
         self._expected: Sequence[Any] = ()
@@ -155,42 +156,43 @@ class OwnTurn:
         Copies without an offset in front of its own have no other: they could not be stored. With
         `doubles`, its own is expected where it has not come.
         """
-        told = self._told
-        index = _find(raw, (copy.raw for copy in told))
-        if index is None:
+        found = self._told.until(raw)
+        if not found:
             if doubles:
-                self._numbered.append(raw)
+                self._numbered.add(_Told(raw, b"", given=True))
             return [], False
-        missed = [told.popleft() for _ in range(index)]
-        own = told.popleft()
-        missed = [copy for copy in missed if not copy.given]
-        self._held -= len(missed) + (not own.given)
-        return missed, own.given
+        self._held -= sum(not copy.given for copy in found)
+        own = found.pop()
+        return [copy for copy in found if not copy.given], own.given
 
     # -------------------------------------------------------------- copies without an offset
 
     @property
-    def held(self) -> int:
-        """How many copies without an offset are here and were not given."""
-        return self._held
+    def held(self) -> bool:
+        """Whether copies without an offset are here that were not given."""
+        return self._held > 0
+
+    @property
+    def full(self) -> bool:
+        """Whether no more of them should be held."""
+        return self._told.full
 
     def told(self, raw: Any, frame: bytes, *, given: bool) -> bool:
         """A copy without an offset came: whether it is the first of its update.
 
         It is noted as one that is given, or held until the other comes.
         """
-        index = _find(raw, self._numbered)
-        if index is not None:
-            for _ in range(index + 1):
-                self._numbered.popleft()
+        if self._numbered.until(raw):
             return False
-        self._told.append(_Told(raw, frame, given))
+        self._told.add(_Told(raw, frame, given))
         self._held += not given
         return True
 
     def release(self) -> list[_Told]:
         """No other copies come: those that were held, to be given."""
-        held = [copy for copy in self._told if not copy.given]
+        if not self._held:
+            return []
+        held = [copy for copy in self._told.kept if not copy.given]
         for copy in held:
             copy.given = True
         self._held = 0
@@ -209,15 +211,53 @@ class _Told(msgspec.Struct):
     given: bool
 
 
-def _find(raw: Any, among: Iterable[Any]) -> int | None:
-    """The place of an update that says the same, whatever the order of its members."""
-    text = bytes(raw)
-    value: Any = None
-    for index, other in enumerate(among):
-        if len(other) == len(text):
-            if bytes(other) == text:
-                return index
-            value = loads(text) if value is None else value
-            if loads(other) == value:
-                return index
-    return None
+class _Copies:
+    """Copies whose second is not here, oldest first; the oldest are forgotten when they are too many."""
+
+    def __init__(self) -> None:
+        self.kept: deque[_Told] = deque()
+        self._bytes = 0
+
+    def add(self, copy: _Told) -> None:
+        """Remember one."""
+        self.kept.append(copy)
+        self._bytes += len(copy.raw)
+        while self.full and self.kept[0].given:
+            self._pop()
+
+    @property
+    def full(self) -> bool:
+        """Whether these are as many as are remembered."""
+        return len(self.kept) > _REMEMBERED or self._bytes > _REMEMBERED_BYTES
+
+    def until(self, raw: Any) -> list[_Told]:
+        """Take those up to the first that says the same, whatever the order of its members; else none."""
+        text = bytes(raw)
+        value: Any = None
+        for index, copy in enumerate(self.kept):
+            if len(copy.raw) != len(text):
+                continue
+            if bytes(copy.raw) != text:
+                value = _read(text) if value is None else value
+                if value is None or _read(copy.raw) != value:
+                    continue
+            return [self._pop() for _ in range(index + 1)]
+        return []
+
+    def clear(self) -> None:
+        """Forget them."""
+        self.kept.clear()
+        self._bytes = 0
+
+    def _pop(self) -> _Told:
+        copy = self.kept.popleft()
+        self._bytes -= len(copy.raw)
+        return copy
+
+
+def _read(raw: Any) -> Any:
+    """Its value; None where it cannot be read, and so is like no other."""
+    try:
+        return loads(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
