@@ -320,10 +320,6 @@ async def test_a_record_of_16_mib_is_kept(directory: Path) -> None:
     await journal.aclose()
 
 
-@pytest.mark.parametrize(
-    "law",
-    [*journal_laws(SqliteJournal), *journal_laws(lambda path: SqliteJournal(path, shards=1))],
-    ids=repr,
-)
+@pytest.mark.parametrize("law", journal_laws(SqliteJournal), ids=repr)
 def test_it_keeps_the_laws_of_a_journal(law: JournalLaw) -> None:
     law()

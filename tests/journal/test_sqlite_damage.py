@@ -29,7 +29,21 @@ def entries(session_id: str, count: int = 300) -> list[Entry]:
     ]
 
 
+#: Journals that were written once, to be copied, by their number of shards.
+_written: dict[int, tuple[Path, dict[str, list[Record]]]] = {}
+
+
 async def written(directory: Path, *, shards: int = 1) -> dict[str, list[Record]]:
+    """Have a journal in the directory, which belongs to the test; returns its records."""
+    if shards not in _written:
+        first = directory.parent.with_name(f"written-{shards}")
+        _written[shards] = first, await _write(first, shards)
+    source, records = _written[shards]
+    shutil.copytree(source, directory)
+    return records
+
+
+async def _write(directory: Path, shards: int) -> dict[str, list[Record]]:
     journal = SqliteJournal(directory, shards=shards)
     records: dict[str, list[Record]] = {}
     for session_id in SESSIONS:
@@ -293,7 +307,7 @@ async def test_a_lost_shape_hides_no_damage(directory: Path) -> None:
 
 @pytest.mark.bound(120)
 async def test_a_log_cut_at_any_byte_loses_its_end_and_says_so(directory: Path) -> None:
-    """Every byte of the last frames, and every 509th before."""
+    """The last bytes one by one, and one place in each frame before."""
     journal = SqliteJournal(directory, shards=1)
     log = await journal.open("s-1")
     await log.claim()
