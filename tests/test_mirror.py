@@ -28,6 +28,7 @@ NO_MODULE_OF_ITS_OWN: dict[str, str] = {
     "schema/test_oracle.py": "the generated types, against the official schema",
     "scripts/test_generate_conformance.py": "the generator in scripts/",
     "scripts/test_generate_schema.py": "the generator in scripts/",
+    "test_bench_journal.py": "a small run of bench/journal.py",
     "test_conftest_checks.py": "the checks that every test goes through",
     "test_docs.py": "the code, tables and links of the documentation",
     "test_examples.py": "the programs and notebooks of examples/",

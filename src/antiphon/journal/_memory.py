@@ -34,7 +34,7 @@ _RUN = 256
 class _Kept:
     """One session's records, and what is known of them so far."""
 
-    __slots__ = ("changed", "looked_at", "open", "owner", "records", "title", "watchers")
+    __slots__ = ("changed", "looked_at", "newest", "open", "owner", "records", "title", "watchers")
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -42,8 +42,9 @@ class _Kept:
         #: When it changed, as a number that grows with each append to the journal.
         self.changed = 0
         self.watchers: list[asyncio.Future[None]] = []
-        #: Up to which offset `title` and `open` tell.
+        #: Up to which offset `newest`, `title` and `open` tell.
         self.looked_at = 0
+        self.newest: dict[str, Record] = {}
         self.title: str | None = None
         self.open = False
 
@@ -51,6 +52,7 @@ class _Kept:
         """Take in what came since: each record is looked at once, however often somebody asks."""
         for record in self.records[self.looked_at :]:
             tag = record.tag
+            self.newest[tag] = record
             if tag == "session_info_update":
                 self.title = title_after(self.title, record.payload)
             elif tag in (TURN_STARTED, TURN_COMPLETED):
@@ -221,16 +223,11 @@ class _MemoryLog(SessionLog):
         return len(self._records())
 
     async def latest(self, tags: Collection[str]) -> dict[str, Record]:
-        found: dict[str, Record] = {}
-        missing = set(tags)
-        for record in reversed(self._records()):
-            if not missing:
-                break
-            tag = record.tag
-            if tag in missing:
-                found[tag] = record
-                missing.remove(tag)
-        return found
+        kept = self.shelf.find(self.session_id)
+        if kept is None:
+            return {}
+        kept.look()
+        return {tag: kept.newest[tag] for tag in tags if tag in kept.newest}
 
     def _records(self) -> list[Record]:
         kept = self.shelf.find(self.session_id)
