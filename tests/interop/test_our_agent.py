@@ -1,5 +1,7 @@
 """Their clients with our agent: each client plays every scene once and reports; tests look at parts.
 
+Each plays them a second time with an agent that journals everything first: nothing may look different.
+
 Besides what a client reports there is the wire, as our agent recorded it.
 """
 
@@ -41,14 +43,16 @@ class Run(NamedTuple):
     wires: list[list[tuple[str, Json]]]
 
 
-@pytest.fixture(scope="session", params=THEIRS)
+@pytest.fixture(scope="session", params=[*THEIRS, *(f"{peer} durable" for peer in THEIRS)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    peer: str = request.param
+    peer, _, durable = request.param.partition(" ")
     folder = tmp_path_factory.mktemp(peer)
     cwd = folder / "work"
     cwd.mkdir()
     (cwd / "notes.txt").write_bytes(NOTES.encode())
     agent = agent_command(OURS, folder / "state.json", str(folder / "record"))
+    if durable:
+        agent.append(str(folder / "journal"))
     done = subprocess.run(
         client_command(peer, cwd, agent),
         stdin=subprocess.DEVNULL,

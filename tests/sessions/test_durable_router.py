@@ -18,6 +18,7 @@ from antiphon import (
     RequestError,
     TelemetryEvent,
     Turn,
+    extension,
 )
 from antiphon.journal import Entry, Grant, JournalError, MemoryJournal, SessionLog
 from antiphon.schema import v1
@@ -351,6 +352,38 @@ async def test_what_a_handler_sent_leaves_before_its_answer() -> None:
         assert shown(raw.frames) == ["session_info_update", "response m"]
         kept = [told(record) for record in await records(journal, session_id)]
         assert kept == ["session_created", "session_info_update", "current_mode_update"]
+
+
+async def test_what_an_agent_asks_or_tells_by_extension_leaves_behind_what_it_told_before() -> None:
+    class Vendor(Scripted):
+        async def prompt(self, turn: Turn) -> Any:
+            await turn.say("one")
+            await turn.peer.notify_extension("_vendor/note", {})
+            await turn.say("two")
+            await turn.peer.request_extension("_vendor/ask", {})
+
+        @extension("_vendor/work")
+        async def work(self, params: Any, ctx: Any) -> Any:
+            await ctx.session(params["sessionId"]).info(title="three")
+            return {}
+
+    async with client(Vendor(), MemoryJournal()) as raw:
+        session_id = await opened(raw)
+        raw.frames.clear()
+        raw.send(raw.request("p", "session/prompt", prompt_of(session_id, "go")))
+        raw.answer(await raw.wait("_vendor/ask"), {})
+        await raw.until(lambda: raw.responses("p"))
+        await raw.ask("_vendor/work", {"sessionId": session_id}, "w")
+
+        assert shown(raw.frames) == [
+            "one",
+            "_vendor/note",
+            "two",
+            "_vendor/ask",
+            "response p",
+            "session_info_update",
+            "response w",
+        ]
 
 
 async def test_history_gives_an_agent_what_was_told() -> None:

@@ -92,6 +92,20 @@ class ClientPeer(Peer, ClientCalls):
         finally:
             await self.connection.aclose()
 
+    # -------------------------------------------------------------- extensions
+
+    async def request_extension(
+        self, method: str, params: Any = None, *, timeout: float | None | UnsetType = UNSET
+    ) -> Any:
+        """Ask an extension method (its name starts with `_`); the result as plain JSON values."""
+        await self.all_settled()
+        return await super().request_extension(method, params, timeout=timeout)
+
+    async def notify_extension(self, method: str, params: Any = None) -> None:
+        """Send an extension notification (its name starts with `_`)."""
+        await self.all_settled()
+        await super().notify_extension(method, params)
+
     # -------------------------------------------------------------- for turns and generated calls
 
     def open_request(self, params: Any, timeout: float | None | UnsetType) -> FutureCall:
@@ -136,6 +150,12 @@ class ClientPeer(Peer, ClientCalls):
         await self.connection.drain()
 
     # -------------------------------------------------------------- for the router
+
+    async def all_settled(self) -> None:
+        """Whatever session it is about, what was told of it before is seen before."""
+        for session in list(self.sessions.values()):
+            if session.durable is not None:
+                await session.durable.settled()
 
     def client_known(self, params: v1_unstable.InitializeRequest) -> None:
         """Take note of what the client said about itself."""

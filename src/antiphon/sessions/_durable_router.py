@@ -132,6 +132,8 @@ class DurableRouter(AgentRouter):
 
         self._find_handler = find_handler
         self._loads_itself = implemented("load_session") is not None
+        for method, route in list(self._extensions.requests.items()):
+            self._extensions.requests[method] = self._behind_its_updates(method, route)
         attach = RequestRoute(
             decode_attach, self._attach, _as_it_is, self._accept_attach, self._withdraw_attach
         )
@@ -199,7 +201,7 @@ class DurableRouter(AgentRouter):
             session = peer.sessions.get(session_id)
             if session is not None and session.durable is not None:
                 session.durable.touched = True
-                await session.durable.settled()
+            await peer.all_settled()
             return result
 
         return RequestRoute(route.decode, answer, route.encode, route.accept, route.withdraw)

@@ -26,6 +26,7 @@ from antiphon import (
     extension,
     serve_stdio,
 )
+from antiphon.journal import SqliteJournal
 from antiphon.schema import UNSET, UnknownUpdate, decode, decode_update, encode, v1, v1_unstable
 
 if TYPE_CHECKING:
@@ -468,4 +469,8 @@ class ScriptedAgent(Agent):
 
 
 if __name__ == "__main__":
-    serve_stdio(ScriptedAgent(), record=sys.argv[2] if len(sys.argv) > 2 else None)
+    serve_stdio(
+        ScriptedAgent(),
+        record=sys.argv[2] if len(sys.argv) > 2 else None,
+        journal=SqliteJournal(sys.argv[3]) if len(sys.argv) > 3 else None,
+    )
