@@ -283,6 +283,7 @@ async def test_an_async_policy_that_hangs_is_cancelled_in_time() -> None:
 
     async def hangs(_context: AttachContext) -> Any:
         seen.append(asyncio.current_task())
+        assert seen[0] in _attach._asked  # else nothing might hold it
         try:
             await asyncio.Event().wait()
         finally:
@@ -418,6 +419,14 @@ async def test_policies_that_hang_in_threads_are_counted_and_then_not_asked(
         thread.join(10)
     assert await admit(returns(grant()), CONTEXT) == grant()
     assert _attach._hanging.count == 0
+
+
+async def test_a_policy_that_returned_just_before_it_was_left_does_not_hang() -> None:
+    call = _attach._Call(returns(grant()), CONTEXT)
+    call.run()
+    call.leave()
+    assert _attach._hanging.count == 0
+    assert (await call.outcome).value == grant()
 
 
 async def test_cancelling_the_attach_cancels_the_policy() -> None:
