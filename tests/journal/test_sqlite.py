@@ -158,6 +158,7 @@ def writer(directory: Path) -> Iterator[WriterProcess]:
     process.kill()
 
 
+@pytest.mark.covers("FF-49")
 async def test_another_process_is_named_until_it_is_killed(
     directory: Path, writer: WriterProcess
 ) -> None:
@@ -271,6 +272,7 @@ async def test_a_deleted_session_leaves_no_text_in_the_files(directory: Path) ->
 ODD_IDS = ["", "../../x", "/etc/passwd", "\ud800", "\udfff\ud800", "a\0b", "x" * 2**20, "ä", "S-1"]
 
 
+@pytest.mark.covers("FF-49")
 async def test_ids_are_only_names(directory: Path, tmp_path: Path) -> None:
     journal = SqliteJournal(directory)
     for session_id in (*ODD_IDS, "s-1"):
@@ -321,5 +323,6 @@ async def test_a_record_of_16_mib_is_kept(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("law", journal_laws(SqliteJournal), ids=repr)
+@pytest.mark.covers("J8")
 def test_it_keeps_the_laws_of_a_journal(law: JournalLaw) -> None:
     law()

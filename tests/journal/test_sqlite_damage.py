@@ -266,6 +266,7 @@ async def test_flipped_bytes_are_never_given_as_records(directory: Path) -> None
         await check_what_is_left(directory, records, sound=False)
 
 
+@pytest.mark.covers("FF-49")
 async def test_other_shards_stay_usable(directory: Path) -> None:
     records = await written(directory, shards=4)
     paths = sorted(directory.glob("*.db"))
@@ -306,6 +307,7 @@ async def test_a_lost_shape_hides_no_damage(directory: Path) -> None:
 
 
 @pytest.mark.bound(120)
+@pytest.mark.covers("FF-49")
 async def test_a_log_cut_at_any_byte_loses_its_end_and_says_so(directory: Path) -> None:
     """The last bytes one by one, and one place in each frame before."""
     journal = SqliteJournal(directory, shards=1)

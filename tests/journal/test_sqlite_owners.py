@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from antiphon.journal._sqlite_owners import Owner, is_alive, owner_text, tidy
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def test_another_process_is_alive_until_it_is_killed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.covers("FF-49")
 def test_a_file_with_the_id_of_a_living_process_is_no_owner(tmp_path: Path) -> None:
     name = f"{os.getpid()}-0123456789abcdef"
     (tmp_path / name).touch()

@@ -117,6 +117,7 @@ def test_shards_without_a_shape_are_never_given_a_new_one(directory: Path) -> No
     ("content", "reason"),
     [(b"", "empty"), (b"\0" * 4096, "not a database"), (b"text\n" * 999, "not a database")],
 )
+@pytest.mark.covers("FF-49")
 def test_what_is_no_database_any_more_is_damaged(
     directory: Path, content: bytes, reason: str
 ) -> None:

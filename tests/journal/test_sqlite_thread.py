@@ -133,6 +133,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.covers("FF-49")
 def test_a_disk_that_is_full_fails_appends_and_takes_nothing_back(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path / "journal")],
