@@ -29,7 +29,7 @@ from antiphon import (
     serve_unix,
 )
 from antiphon import _serving as serving
-from antiphon.transports import _socket
+from antiphon.transports import _listener, _socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -323,6 +323,22 @@ async def test_leaving_waits_for_an_open_turn_but_not_for_ever(
     slow.go.set()
 
 
+async def test_who_is_accepted_while_it_closes_is_closed_at_once() -> None:
+    loop = asyncio.get_running_loop()
+    server = await serve_tcp(Echo())
+    here, there = socket.socketpair()
+    begin = loop.time()
+    closing = asyncio.create_task(server.aclose())
+    await asyncio.sleep(0)
+    server._accepted(here)  # as the loop does that has seen the server and the client in one turn
+
+    await closing
+
+    assert loop.time() - begin < 2
+    assert there.recv(1) == b""
+    there.close()
+
+
 async def test_closing_that_is_cancelled_is_done_at_once(
     listen: Listen,
 ) -> None:
@@ -437,7 +453,11 @@ async def test_connections_past_the_limit_are_told_so(
         await until(lambda: not server.connections)
         assert await ask(server.address) == "echo: hi"
 
-    assert caplog.text.count("max_connections of 2 are open") == 1
+        assert caplog.text.count("max_connections of 2 are open") == 1
+        async with connect(server.address), connect(server.address):
+            with pytest.raises(StartError):
+                await connect(server.address)
+        assert caplog.text.count("max_connections of 2 are open") == 2
 
 
 async def test_a_client_that_says_nothing_is_disconnected(
@@ -721,8 +741,13 @@ async def test_a_program_ends_within_a_bound_whatever_its_clients_do(program: Pr
 
 
 async def test_a_server_outlives_a_time_without_descriptors(
-    listen: Listen, loop_factory: Any, caplog: pytest.LogCaptureFixture
+    listen: Listen,
+    loop_factory: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(_listener, "_FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(_listener, "_LAST_PAUSE", 3600.0)
     async with listen(Echo()) as server:
         first = await connect(server.address)
         late = [socket.socket(plain_family(server.address)) for _ in range(5)]
@@ -745,9 +770,9 @@ async def test_a_server_outlives_a_time_without_descriptors(
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             for filler in fillers:
                 os.close(filler)
-        await until(lambda: len(server.connections) == 6)
+        await first.aclose()  # which makes it try again at once
+        await until(lambda: len(server.connections) == 5)
         for client in late:
             client.close()
-        await first.aclose()
         assert await ask(server.address) == "echo: hi"
         await until(lambda: not server.connections)

@@ -10,6 +10,7 @@ import resource
 import socket
 import stat
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +202,30 @@ async def test_of_many_that_find_the_same_leftover_one_listens(tmp_path: Path, w
         with connected(winners[0].address):
             pass
         await winners[0].close()
+
+
+async def test_only_one_at_a_time_looks_for_a_leftover_and_binds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+    make_room = _listener._make_room
+
+    def slowly(place: Path) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        make_room(place)
+        time.sleep(0.02)  # another one would be in here, too
+        inside.pop()
+
+    monkeypatch.setattr(_listener, "_make_room", slowly)
+    results = await asyncio.gather(
+        *(asyncio.to_thread(asyncio.run, listen_unix(str(tmp_path / f"{n}"))) for n in range(4))
+    )
+
+    assert most == [1] * 4
+    for listening in results:
+        await listening.close()
 
 
 async def test_a_folder_that_is_locked_by_others_is_waited_for_but_not_for_ever(

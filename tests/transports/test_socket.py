@@ -191,7 +191,10 @@ async def test_a_paused_receiver_is_felt_by_the_peer(pair: Pair, loop_factory: A
     await transport.aclose()
 
 
-async def test_what_was_sent_is_written_before_closing(pair: Pair, loop_factory: Any) -> None:
+async def test_what_was_sent_is_written_before_closing_and_then_our_end(
+    pair: Pair, loop_factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_socket, "LINGER", 60.0)
     here, there = pair
     transport, _ = await started(here)
     transport.send([b"x" * 5_000_000])
