@@ -149,7 +149,8 @@ class AgentServer:
         To each connection this is as if its client had ended its input: a handler gets a quarter of
         `Limits.close_grace` to come to its end, is then asked to stop, and left behind when the grace is
         over. Returns when all are closed, which is bounded by a few graces and seconds. Idempotent;
-        cancelled, the connections are closed at once.
+        cancelled, the connections are closed at once. A turn that is journaled outlives its connection,
+        and so the server: `Durability.aclose` ends it, and so does `run`.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())

@@ -46,6 +46,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """What kind of socket; the last one moves bytes as on Windows."""
     kind, _, by_the_loop = request.param.partition(" ")
     monkeypatch.setattr(_socket, "_BY_LOOP", bool(by_the_loop))
+    monkeypatch.setattr(_socket, "LINGER", 0.05)  # for the peers that stay until the test is over
     found: str = kind
     return found
 
