@@ -54,6 +54,12 @@ def client_command(peer: str, cwd: Path, agent: list[str]) -> list[str]:
     return [*_program(peer, "client"), str(cwd), *agent]
 
 
+def durable_command(peer: str, folder: Path) -> list[str]:
+    """The command of a client that knows no journals, with an agent of ours that has one in a folder."""
+    agent = [sys.executable, str(PROGRAMS / "our_durable_agent.py"), str(folder / "journal")]
+    return [*_program(peer, "durable"), str(folder), *agent]
+
+
 def script(name: str, cwd: Path | None = None) -> Any:
     """A part of script.json, a copy of one's own, as it is on the wire in that directory."""
     text = json.dumps(SCRIPT[name])
