@@ -16,6 +16,7 @@ from antiphon import (
     MethodNotFound,
     Reattach,
     RequestError,
+    RequestTimeout,
     ResourceNotFound,
     TelemetryEvent,
     TurnInProgress,
@@ -686,6 +687,25 @@ async def test_a_session_that_cannot_be_attached_is_forgotten(agent: JournaledAg
             "historyPolicy": "tip",
             "capability": "RXC1.x",
         }
+
+
+async def test_an_attach_that_is_given_up_closes_no_session_of_others(
+    agent: JournaledAgent,
+) -> None:
+    agent.journals["s7"] = []
+    agent.append("s7", "session_created", {})
+    agent.held.add("_raxol/session.load")
+    async with connect(agent.dial()) as peer:
+        with pytest.raises(RequestTimeout):
+            await peer.attach_session("s7", timeout=1)
+        agent.held.clear()
+        agent.serve(*agent.waiting[0])
+        await agent.until_sent("_raxol/session.detach")
+
+        assert peer.sessions == {}
+        assert not agent.sent("session/close")
+        session = await peer.attach_session("s7")
+        assert session.offset == 1
 
 
 async def test_a_load_of_a_durable_session_is_attached_behind_its_history(

@@ -34,7 +34,7 @@ from antiphon.schema import (
     v1,
     v1_unstable,
 )
-from antiphon.sessions._attach_frames import KEY, LOAD, attach_params, read_watermark
+from antiphon.sessions._attach_frames import DETACH, KEY, LOAD, attach_params, read_watermark
 from antiphon.sessions._client_router import ClientHandlersLike, ClientRouter
 from antiphon.sessions._content import check_prompt_content
 from antiphon.sessions._methods import (
@@ -233,7 +233,7 @@ class _Load:
             unwanted = call.opened and not call.known and not self.session.forgotten
             self.abandon()
             if unwanted:
-                self._peer.close_unwanted(self.session.session_id)
+                self._peer.let_go_unwanted(self.session.session_id, call.method)
             raise
         except BaseException:
             self.abandon()
@@ -314,7 +314,7 @@ class _LateLoad(OutboundCall):
         peer.late_load_ended(self, session)
         self._over.set_result(None)
         if error is None and not self.awaited and session.session_id not in peer.sessions:
-            peer.close_unwanted(session.session_id)
+            peer.let_go_unwanted(session.session_id, self.method)
 
     async def wait(self) -> None:
         """Wait for that; it takes at most `Limits.cancel_backstop`."""
@@ -689,6 +689,16 @@ class AgentPeer(Peer, AgentCalls):
             raise LocalProtocolError(msg)
         directory, more = self._directories(cwd, additional_directories)
         return self._register(session_id, directory, more)
+
+    def let_go_unwanted(self, session_id: str, method: str) -> None:
+        """A session was opened too late: close it, but for an attach, since others may be using it."""
+        if method != LOAD:
+            self.close_unwanted(session_id)
+            return
+        self._router.drop_unknown(session_id)
+        log.info("session %s was attached too late, and is let go", session_id)
+        with suppress(AntiphonError):  # the link is about to go
+            self.connection.notify(DETACH, encode({"sessionId": session_id}))
 
     def close_unwanted(self, session_id: str) -> None:
         """Have the agent close a session that nobody waits for any more, if it closes any."""

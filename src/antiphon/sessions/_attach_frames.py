@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "DETACH",
     "KEY",
     "LOAD",
     "NOTICES",
@@ -37,6 +38,8 @@ __all__ = [
 KEY = "raxol.io"
 #: The request that attaches, whatever the agent says about `session/load`.
 LOAD = "_raxol/session.load"
+#: The notification that ends an attachment.
+DETACH = "_raxol/session.detach"
 
 #: Which of what is durable is sent before the live records (resumable-sessions §3.1).
 History: TypeAlias = Literal["from_offset", "tip", "none"]

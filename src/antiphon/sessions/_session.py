@@ -30,6 +30,7 @@ from antiphon._errors import (
 )
 from antiphon.runtime import OutboundCall
 from antiphon.schema import UNSET, UnsetType, encode_checked
+from antiphon.sessions._attach_frames import DETACH
 from antiphon.sessions._attachment import Attachment
 from antiphon.sessions._content import as_blocks, check_prompt_content
 from antiphon.sessions._inbox import (
@@ -55,9 +56,6 @@ if TYPE_CHECKING:
     from antiphon.sessions._attachment import Capability
 
     Prompt: TypeAlias = str | v1.ContentBlock | Sequence[str | v1.ContentBlock]
-
-#: The notification that ends an attachment.
-DETACH = "_raxol/session.detach"
 
 __all__ = ["Once", "PromptOutcome", "PromptTurn", "Session"]
 
