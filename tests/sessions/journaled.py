@@ -191,7 +191,10 @@ class JournaledAgent:
             self.fail(link, message, code, text)
         elif method == "initialize":
             meta = {"_meta": {"raxol.io": self.says}} if self.says else {}
-            more: Message = {"loadSession": True, "sessionCapabilities": {"resume": {}, "close": {}}}
+            more: Message = {
+                "loadSession": True,
+                "sessionCapabilities": {"resume": {}, "close": {}},
+            }
             self.answer(link, message, {"protocolVersion": 1, "agentCapabilities": more, **meta})
         elif method == "session/new":
             self.new_sessions += 1
