@@ -119,6 +119,7 @@ class Eager(Conversation):
     """Publishes what it submits before it is durable, under the offset that it will have."""
 
     async def run(self) -> None:
+        await self.writer.begin_turn(self)
         while True:
             await self.writer.append(self.update())
             offset = await self.writer.log.high_watermark()

@@ -109,14 +109,20 @@ def subscriber(folder: Path) -> Generator[subprocess.Popen[str]]:
 
 
 class Lane:
-    """One writer after the other on the same sessions, each killed but the last."""
+    """One writer after the other on the same sessions, each killed but the last.
 
-    def __init__(self, folder: Path, journal: Path, number: int, variant: str = "right") -> None:
+    It ends with the first thing that is wrong and says what is `wanted`.
+    """
+
+    def __init__(
+        self, folder: Path, journal: Path, number: int, variant: str = "right", wanted: str = ""
+    ) -> None:
         folder.mkdir()
         self.seen = self.killed_busy = self.killed = 0
         self._folder = folder
         self._journal = journal
         self._variant = variant
+        self._wanted = wanted
         self._names = [f"lane-{number}/{name}" for name in ("a", "b", "c")]
         self.books = {name: Book(name) for name in self._names}
         self._random = random.Random()
@@ -135,7 +141,7 @@ class Lane:
                 self._processes.append(watching)
                 self._run(kills, watching.stdout, given_up)
         finally:
-            if self.wrong or sys.exc_info()[0] is not None:
+            if sys.exc_info()[0] is not None:
                 given_up.set()
 
     def _run(self, kills: int, said: Iterator[str], given_up: threading.Event) -> None:
@@ -148,7 +154,8 @@ class Lane:
                     child, following = following, last.enter_context(self._child(number + 1))
                     self._kill(child, said)
                 asyncio.run(self._look())
-                if self.wrong or given_up.is_set():
+                if given_up.is_set() or any(self._wanted in what for what in self.wrong):
+                    given_up.set()
                     return
             following.ready()
             self._end(following, said)
@@ -203,11 +210,11 @@ class Lane:
             self._seen_bytes = file.tell()
 
 
-def attack(folder: Path, kills: int, variant: str = "right") -> list[Lane]:
+def attack(folder: Path, kills: int, variant: str = "right", wanted: str = "") -> list[Lane]:
     """All lanes at once."""
     journal = folder / "journal"
     given_up = threading.Event()
-    lanes = [Lane(folder / f"{n}", journal, n, variant) for n in range(LANES)]
+    lanes = [Lane(folder / f"{n}", journal, n, variant, wanted) for n in range(LANES)]
     with ThreadPoolExecutor(LANES) as pool:
         running = [pool.submit(lane.run, kills // LANES, given_up) for lane in lanes]
         try:
@@ -252,7 +259,7 @@ def test_what_was_seen_of_a_writer_that_is_killed_is_in_the_file(tmp_path: Path)
     ],
 )
 def test_a_wrong_way_of_writing_is_found(tmp_path: Path, control: str, finding: str) -> None:
-    lanes = attack(tmp_path, CONTROL_KILLS, control)
+    lanes = attack(tmp_path, CONTROL_KILLS, control, finding)
 
     wrong = [what for lane in lanes for what in lane.wrong]
     assert any(finding in what for what in wrong), wrong[:20]
