@@ -24,6 +24,7 @@ NOT_MIRRORED: dict[str, str] = {
 # Test modules of something that is no module.
 NO_MODULE_OF_ITS_OWN: dict[str, str] = {
     "sessions/test_delivery_bounds.py": "what delivery costs with a real process at the other end",
+    "sessions/test_durable_shared.py": "several connections on one session of a durable agent",
     "sessions/test_pairs.py": "the two joined sides that other tests stand on",
     "schema/test_oracle.py": "the generated types, against the official schema",
     "scripts/test_generate_conformance.py": "the generator in scripts/",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from antiphon.journal import Subscriber, Writer
+from antiphon.sessions._durability import Durability
 from antiphon.sessions._durable_link import DurableLink
 from antiphon.sessions._durable_router import DurableRouter
 from tests.interleavings.driver import Failure, Seed, how_many, run_many
@@ -60,11 +61,12 @@ def answered_before_it_is_seen(patch: pytest.MonkeyPatch) -> None:
 def no_latch(patch: pytest.MonkeyPatch) -> None:
     begin = Writer.begin_turn
 
-    async def begin_turn(self: Writer, holder: object, entries: Any = ()) -> int:
+    async def begin_turn(self: Writer, *args: Any) -> int:
         self.turn_holder = None
-        return await begin(self, holder, entries)
+        return await begin(self, *args)
 
     patch.setattr(Writer, "begin_turn", begin_turn)
+    patch.setattr(Durability, "check_free", lambda *_: None)
 
 
 def gate_open(patch: pytest.MonkeyPatch) -> None:

@@ -229,7 +229,9 @@ class Writer(Audience):
 
     # ------------------------------------------------------------------ turns
 
-    async def begin_turn(self, holder: object, entries: Sequence[Entry] = ()) -> int:
+    async def begin_turn(
+        self, holder: object, entries: Sequence[Entry] = (), published: Published | None = None
+    ) -> int:
         """Take the session's one turn, and submit its `turn_started` and what comes right after it.
 
         It waits for `ready`, not for the commit: what must be durable first is told by `submit`.
@@ -237,6 +239,8 @@ class Writer(Audience):
         Args:
             holder: whose turn it is, by identity; whoever watches it calls `release_turn` when it dies.
             entries: what the turn begins with, e.g. the prompt's blocks.
+            published: told the record of `turn_started`, as for `submit`; those of `entries` come right
+                behind it.
 
         Returns:
             The turn's number: one more than the last in the journal.
@@ -254,7 +258,7 @@ class Writer(Audience):
         self.turn_holder = holder
         self._turn_id += 1
         payload: dict[str, Any] = {"turnId": self._turn_id, "prompt": []}
-        self.submit(Entry(TURN_STARTED, encode(payload), "user"))
+        self.submit(Entry(TURN_STARTED, encode(payload), "user"), published)
         for entry in entries:
             self.submit(entry)
         return self._turn_id

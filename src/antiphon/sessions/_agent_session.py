@@ -192,7 +192,7 @@ class AgentSession:
     def send_now(self, update: v1_unstable.SessionUpdate) -> None:
         """Queue an update without looking whether a turn is open; an empty text is only counted."""
         peer = self.peer
-        kind = _kind(update)
+        kind, whole = _kind(update), update
         if type(update) is v1.ToolCallUpdate:
             # The body of a permission request has no tag: as an update it is its tagged subclass.
             update = v1.ToolCallProgress(**msgspec.structs.asdict(update))
@@ -213,14 +213,19 @@ class AgentSession:
             raise link.lost_error()
         if self.states.turn is not None:
             self.states.turn.sent += 1
-        link.send(frame)
-        if kind in _KEPT:
-            self._keep(update)
+        if kind not in _KEPT:
+            link.send(frame)
+            return
+        if self.durable is None:
+            link.send(frame)
+        else:
+            self.durable.send(frame, self.durable.whole_of(whole))
+        self.keep(update)
 
-    def _keep(self, update: Any) -> None:
+    def keep(self, update: Any) -> None:
         """Remember what the client was told, by whichever verb: what it asks for is held against it."""
         if isinstance(update, v1.ConfigOptionUpdate):
-            self.config_options = update.config_options
+            self.config_options = self.peer.allowed_options(update.config_options)
         elif isinstance(update, v1.CurrentModeUpdate) and self.modes is not None:
             self.modes.current_mode_id = update.current_mode_id
 

@@ -8,6 +8,7 @@ came by), and for tasks that outlive a connection. Leaves one session on one con
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 import weakref
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import msgspec
 
+from antiphon._errors import InvalidRequest, TurnHeld
 from antiphon.journal import (
     SESSION_UPDATE,
     STEER,
@@ -45,6 +47,8 @@ log = logging.getLogger("antiphon.journal")
 Role: TypeAlias = Literal["controller", "observer"]
 Roles: TypeAlias = "Mapping[str, Role] | Callable[[Grant, AttachContext], Role | None]"
 
+#: How many sessions that nobody has open are remembered for what was accepted in them.
+_STEERED = 1024
 #: Links that end with their process: what runs for them has nobody left.
 _OF_A_PROCESS = frozenset(("stdio", "process", None))
 
@@ -112,6 +116,8 @@ class Durability:
         #: The open turn of a session, and what it may be steered by.
         self._turns: dict[str, _OpenTurn] = {}
         self._steers: dict[str, _Steers] = {}
+        #: Sessions that are being deleted: no turn begins in them.
+        self.deleting: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
@@ -186,7 +192,17 @@ class Durability:
             links.remove(link)
             if not links:
                 del self._links[link.session_id]
+                self._forget_steers()
         self.writers.leave(link.session_id, link)
+
+    def _forget_steers(self) -> None:
+        """Keep what was accepted in sessions that nobody has open in bounds: the oldest goes."""
+        if len(self._steers) <= _STEERED:
+            return
+        for session_id in self._steers:
+            if session_id not in self._links and session_id not in self._turns:
+                del self._steers[session_id]
+                return
 
     def links(self, session_id: str) -> Sequence[DurableLink]:
         """The links of all connections to a session."""
@@ -202,17 +218,52 @@ class Durability:
         ]
 
     def turn_begun(self, link: DurableLink, turn: Turn, turn_id: int) -> None:
-        """A turn holds the latch of its session."""
+        """A turn runs; it holds the latch of its session, where that has a writer."""
         self._turns[link.session_id] = _OpenTurn(link, turn, turn_id)
 
-    def turn_over(self, link: DurableLink) -> None:
+    def turn_over(self, link: DurableLink, turn: Turn) -> None:
         """It does no more."""
-        self._turns.pop(link.session_id, None)
+        found = self._turns.get(link.session_id)
+        if found is not None and found.turn is turn:
+            del self._turns[link.session_id]
 
     def open_turn(self, session_id: str) -> Turn | None:
         """The turn that is open in this process, whichever connection it came by."""
         found = self._turns.get(session_id)
         return None if found is None else found.turn
+
+    def check_free(self, session_id: str) -> None:
+        """Refuse a second turn, also where the first has lost its writer and so its latch.
+
+        Raises:
+            TurnHeld: there is one.
+            InvalidRequest: the session is being deleted.
+        """
+        if session_id in self._turns:
+            raise TurnHeld(session_id)
+        if session_id in self.deleting:
+            raise InvalidRequest({"sessionId": session_id}, "the session is being deleted")
+
+    def in_turn(self, session_id: str, but: object) -> bool:
+        """Whether a prompt is open, on a connection other than that of the peer `but`."""
+        found = self._turns.get(session_id)
+        if found is not None and found.link.session.peer is not but:
+            return True
+        return any(
+            link.session.turn is not None
+            for link in self._links.get(session_id, ())
+            if link.session.peer is not but
+        )
+
+    def deleted(self, session_id: str) -> None:
+        """A session is no more; one that is made under its id knows nothing of it."""
+        self._steers.pop(session_id, None)
+
+    def keep(self, link: DurableLink, update: Any) -> None:
+        """Another mode, or other options: the session's, so those of every connection's view of it."""
+        for other in self._links.get(link.session_id, ()):
+            if other is not link:
+                other.keep(update)
 
     def cancel(self, session_id: str) -> None:
         """`session/cancel` by a connection that did not send the prompt."""
@@ -274,11 +325,9 @@ class Durability:
         """
         if take is None:
             return {"outcome": "no_steer_channel"}
-        steers = self._steers.get(session_id)
-        if steers is None:
-            steers = self._steers[session_id] = _Steers()
-        key = None if params.client_msg_id is None else encode_checked(params.client_msg_id)
-        content = (params.text, encode_checked(params.expected_turn_id))
+        steers = self._steers.get(session_id) or _Steers()
+        key = None if params.client_msg_id is None else _digest(params.client_msg_id)
+        content = _digest([params.text, params.expected_turn_id])
         if key is not None and key in steers.seen:
             before, answer = steers.seen[key]
             if before == content:
@@ -294,6 +343,7 @@ class Durability:
                 "expectedTurnId": params.expected_turn_id,
                 "actualTurnId": actual,
             }
+        self._steers[session_id] = steers
         steers.count += 1
         found.steered += 1
         answer = {
@@ -310,16 +360,21 @@ class Durability:
             "offset": steers.count,
             "payload": {"clientMsgId": params.client_msg_id, "text": params.text},
         }
-        taken = take(found.turn, params.text)
-        if writer is not None:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if writer is None:
+            done.set_result(None)
+        else:
+            entry = Entry(STEER, encode_checked(payload), "user")
             writer.submit(
-                Entry(STEER, encode_checked(payload), "user"),
-                lambda _: None if done.done() else done.set_result(None),
-                flush=True,
+                entry, lambda _: None if done.done() else done.set_result(None), flush=True
             )
+
+        async def hand() -> None:
             await done
-        await taken
+            await take(found.turn, params.text)
+
+        # Accepted is accepted: whoever asked may give up waiting, or be gone.
+        await asyncio.shield(self.create_task(hand()))
         return answer
 
     # -------------------------------------------------------------- telemetry
@@ -384,7 +439,12 @@ class _Steers:
 
     def __init__(self) -> None:
         self.count = 0
-        self.seen: dict[bytes, tuple[Any, dict[str, Any]]] = {}
+        self.seen: dict[bytes, tuple[bytes, dict[str, Any]]] = {}
+
+
+def _digest(value: Any) -> bytes:
+    """A JSON value in 16 bytes: what is remembered of texts that may be long."""
+    return hashlib.blake2b(encode_checked(value), digest_size=16).digest()
 
 
 def _same(expected: Any, actual: int | str) -> bool:

@@ -16,6 +16,8 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from antiphon._errors import (
     ConnectionClosed,
     InvalidRequest,
@@ -26,10 +28,11 @@ from antiphon._errors import (
 )
 from antiphon.journal import SESSION_UPDATE, Entry, tag_of_update, taint_of_update
 from antiphon.schema import decode_update, encode_checked, v1
+from antiphon.sessions._methods import tag_of
 from antiphon.sessions._turn_states import State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 
     from antiphon.journal import Record, Subscriber, Writer
     from antiphon.sessions._agent_session import AgentSession
@@ -63,7 +66,9 @@ class DurableLink:
     Attributes:
         writer: the session's writer as last known here, None before the first use.
         attached: the connection's own subscriber of the session, while it has one.
-        role: what its client may do here: "controller" or "observer"; None after its grant has ended.
+        role: what its client may do here: "controller" or "observer"; None after its grant has ended, or
+            before anybody has let it in.
+        asked: whether that is still being decided.
         outlives: whether an open turn goes on when the connection is lost.
         touched: whether anything was asked about the session since somebody looked.
         replaying: whether the agent itself tells the history, which is no news for the journal.
@@ -71,23 +76,29 @@ class DurableLink:
 
     __slots__ = (
         "_behind",
-        "_echo",
+        "_closed",
         "_head",
         "_held_back",
         "_idle",
+        "_news",
+        "_noted",
         "_offset",
         "_pending",
+        "_prompt",
+        "_role",
         "_start",
         "_turn",
         "_turn_id",
         "_uncovered",
+        "_until",
         "_waiting",
+        "asked",
         "attached",
         "connection",
         "durability",
+        "options",
         "outlives",
         "replaying",
-        "role",
         "session",
         "touched",
         "writer",
@@ -99,7 +110,9 @@ class DurableLink:
         self.durability = durability
         self.writer: Writer | None = None
         self.attached: Subscriber | None = None
-        self.role: str | None = "controller"
+        self.asked = False
+        self._role: str | None = None
+        self._until: int | None = None
         self.outlives = durability.outlives(session.peer.transport)
         self.replaying = False
         self._head = session.head.update
@@ -114,8 +127,15 @@ class DurableLink:
         self._offset = 0  # of the last update of ours that was published
         self._turn: Turn | None = None
         self._turn_id = 0
-        #: Chunks of an own prompt that were not published yet.
-        self._echo = 0
+        #: Offsets of the blocks of the last own prompt.
+        self._prompt = range(0)
+        #: Modes and options that were set on other connections while this one is loading.
+        self._news: dict[str, Any] | None = None
+        #: Whether something was noted since it was last waited for.
+        self._noted = False
+        self._closed = False
+        #: The session's options, as last known, whether this client is shown them or not.
+        self.options: list[Any] | None = None
         #: Whether it was told that updates are not kept.
         self._behind = False
         self.touched = False
@@ -126,6 +146,18 @@ class DurableLink:
     def session_id(self) -> str:
         """The session's id."""
         return self.session.session_id
+
+    @property
+    def role(self) -> str | None:
+        """What its client may do, by a grant that has not ended: whatever became of its attach."""
+        if self._until is not None and self.durability.clock() >= self._until:
+            self._role = self._until = None
+        return self._role
+
+    def allow(self, role: str, until: int | None = None) -> None:
+        """The client was let in, until then, in seconds since 1970."""
+        self.asked = False
+        self._role, self._until = role, until
 
     # -------------------------------------------------------------- as a connection
 
@@ -170,8 +202,11 @@ class DurableLink:
             return self.durability.create_task(work)
         return self.connection.create_task(work)
 
-    def send(self, frame: bytes) -> None:
-        """Append the update of a frame; the frame leaves when it is durable."""
+    def send(self, frame: bytes, kept: bytes | None = None) -> None:
+        """Append the update of a frame; the frame leaves when it is durable.
+
+        With `kept` that is appended in its place: of what the client is shown a part of.
+        """
         writer = self.writer
         if writer is None or self.replaying:
             self.connection.send(frame)
@@ -179,7 +214,7 @@ class DurableLink:
         start = self._start
         match = _TAG.match(frame, start)
         taint = None if match is None else _TAINTS.get(match[1])
-        update = frame[start:-2]
+        update = frame[start:-2] if kept is None else kept
         if taint is None:
             taint = taint_of_update(tag_of_update(update))
         self._pending.append(frame)
@@ -195,10 +230,60 @@ class DurableLink:
 
     def note(self, update: Any) -> None:
         """Append an update that the client need not be told: it has asked for what it says."""
+        body = self.whole_of(update)
         if self.writer is not None:
-            body = encode_checked(update)
-            tag = tag_of_update(body)
-            self.writer.submit(Entry(SESSION_UPDATE, body, taint_of_update(tag)))
+            self._noted = True
+            self.writer.submit(Entry(SESSION_UPDATE, body, taint_of_update(tag_of_update(body))))
+
+    def whole_of(self, update: Any) -> bytes:
+        """What is kept of another mode, or other options; every connection's view of it changes.
+
+        The options are all of them: also those that this connection's client takes no part in.
+        """
+        if isinstance(update, v1.ConfigOptionUpdate):
+            update = msgspec.structs.replace(
+                update, config_options=self._all(update.config_options)
+            )
+            self.options = update.config_options
+        self.durability.keep(self, update)
+        return encode_checked(update)
+
+    def _all(self, options: Sequence[Any]) -> list[Any]:
+        """Options with those that the client was never shown, in their places."""
+        options = list(options)
+        whole, known = self.options, {option.id for option in options}
+        if whole is None or self.session.peer.allowed_options(whole) == whole:
+            return options
+        for at, option in enumerate(whole):
+            if option.id not in known and not self.session.peer.allowed_options([option]):
+                options.insert(at, option)
+        return options
+
+    def keep(self, update: Any) -> None:
+        """Somebody else has set the session's mode, or its options."""
+        if isinstance(update, v1.ConfigOptionUpdate):
+            self.options = update.config_options
+        if self._news is not None:
+            self._news[tag_of(update)] = update
+        self.session.keep(update)
+
+    def restoring(self) -> None:
+        """What is set from here on is newer than what is about to be read."""
+        self._news = {}
+
+    def restored(
+        self, modes: v1.SessionModeState | None, options: list[Any] | None
+    ) -> tuple[v1.SessionModeState | None, list[Any] | None]:
+        """What was read, with what was set meanwhile."""
+        news, self._news = self._news or {}, None
+        mode = news.get("current_mode_update")
+        if modes is not None and mode is not None:
+            modes = msgspec.structs.replace(modes, current_mode_id=mode.current_mode_id)
+        option = news.get("config_option_update")
+        if options is not None and option is not None:
+            options = list(option.config_options)
+        self.options = options
+        return modes, options
 
     def _published(self, record: Record | None) -> None:
         pending = self._pending
@@ -261,6 +346,10 @@ class DurableLink:
             self._waiting.append(future)
             self._hurry()
             await future
+        if self._noted and self.writer is not None:
+            self._noted = False
+            with suppress(JournalError):  # then it is not kept, which is told elsewhere
+                await self.writer.flush()
         if self.attached is not None:
             await self.attached.reached(self._offset)
 
@@ -320,6 +409,7 @@ class DurableLink:
 
     def close(self) -> None:
         """The connection is gone, or the session is closed on it."""
+        self._closed = True
         if self._idle is not None:
             self._idle.cancel()
         self.detach()
@@ -362,26 +452,44 @@ class DurableLink:
         """
         session_id = self.session_id
         try:
-            writer = await self.open()
-            if writer is None:
-                return
-            entries = self.durability.prompt_entries(turn.params.prompt)
-            self._turn_id = await writer.begin_turn(turn, entries)
+            await self._take_turn(turn)
         except TurnHeld:
             raise InvalidRequest(None, "prompt already in flight") from None
         except JournalInUse as error:
             log.warning("a prompt is refused: %s", error)
             reason = {"sessionId": session_id, "reason": "session_in_use"}
             raise InvalidRequest(reason, "the session is in use by another process") from None
+        finally:
+            if self._closed:  # it came to use a writer that it has left by now
+                self.durability.writers.leave(session_id, self)
+
+    async def _take_turn(self, turn: Turn) -> None:
+        durability, session_id = self.durability, self.session_id
+        turn_id, writer = 0, await self.open()
+        try:
+            if writer is not None:
+                await writer.ready()
+            # No await from here on: nothing can come between the question and the latch.
+            durability.check_free(session_id)
+            if writer is not None:
+                entries = durability.prompt_entries(turn.params.prompt)
+
+                def begun(record: Record | None) -> None:
+                    self._prompt = range(0)
+                    if record is not None:
+                        first = record.offset + 1
+                        self._prompt = range(first, first + len(entries))
+
+                turn_id = await writer.begin_turn(turn, entries, begun)
+                self._behind = False
+        except (JournalInUse, TurnHeld):
+            raise
         except JournalError as error:
             self._not_kept(error)
             self.writer = None
-            return
-        # No await since the latch was taken: nothing can have come between.
-        self._behind = False
-        self._echo = len(entries)
-        self._turn = turn
-        self.durability.turn_begun(self, turn, self._turn_id)
+            durability.check_free(session_id)
+        self._turn, self._turn_id = turn, turn_id
+        durability.turn_begun(self, turn, turn_id)
         self.attached_in_turn()
 
     def attached_in_turn(self) -> None:
@@ -390,27 +498,30 @@ class DurableLink:
             self.writer.exempt(self.attached, True)
 
     def is_own_prompt(self, record: Record) -> bool:
-        """Whether a live record is a block of the prompt that this connection has just sent."""
-        if self._echo and record.kind == SESSION_UPDATE and record.tag == "user_message_chunk":
-            self._echo -= 1
-            return True
-        return False
+        """Whether a live record is a block of the prompt that this connection has sent last."""
+        return record.offset in self._prompt
 
     def _complete(
         self, turn: Turn, stop_reason: str | None, error: tuple[int, str] | None
     ) -> asyncio.Future[Record | None] | None:
-        if self._turn is not turn or self.writer is None:
+        writer = self.writer
+        if self._turn is not turn:
             return None
         self._turn = None
-        self.durability.turn_over(self)
+        self.durability.turn_over(self, turn)
+        if writer is None or not self._turn_id:
+            return None
         done: asyncio.Future[Record | None] = asyncio.get_running_loop().create_future()
 
         def published(record: Record | None) -> None:
+            # It has all of its own turn; from here on it is one that may lag like any other.
+            if self.attached is not None and self._turn is None:
+                writer.exempt(self.attached, False)
             if not done.done():
                 done.set_result(record)
 
         try:
-            self.writer.complete_turn(
+            writer.complete_turn(
                 turn, self._turn_id, stop_reason=stop_reason, error=error, published=published
             )
         except TurnHeld:
@@ -420,14 +531,9 @@ class DurableLink:
 
     async def _seen(self, done: asyncio.Future[Record | None]) -> None:
         """Wait until a completion is durable, and what precedes it with the connection."""
-        record = await done
-        writer, attached = self.writer, self.attached
-        if attached is None:
-            return
-        if record is not None:
+        record, attached = await done, self.attached
+        if attached is not None and record is not None:
             await attached.reached(record.offset)
-        if writer is not None and self._turn is None:
-            writer.exempt(attached, False)
 
     async def end_turn(
         self, turn: Turn, *, stop_reason: str | None = None, failure: BaseException | None = None
@@ -462,7 +568,9 @@ class DurableLink:
 
     def abandon_turn(self, turn: Turn) -> None:
         """The turn ended without an end of its own (the program stops): it is orphaned."""
-        if self._turn is turn and self.writer is not None:
-            self._turn = None
-            self.durability.turn_over(self)
+        if self._turn is not turn:
+            return
+        self._turn = None
+        self.durability.turn_over(self, turn)
+        if self.writer is not None:
             self.writer.release_turn(turn)

@@ -74,8 +74,12 @@ _CONTROL = frozenset(
         "session/delete",
         "session/archive",
         "session/unarchive",
+        "session/fork",
     )
 )
+
+#: What the agent's own handlers of do only for whom the policy lets in, as the journal's do.
+_ADMITTED = frozenset(("load_session", "resume_session", "list_sessions", "delete_session"))
 
 
 class AttachParams(msgspec.Struct, rename="camel"):
@@ -127,9 +131,14 @@ class DurableRouter(AgentRouter):
         implemented = agent.find_handler
 
         def find_handler(name: str) -> Callable[[Any, Any], Awaitable[Any]] | None:
-            # What the agent does itself it does in the journal's place.
-            return implemented(name) or own.get(name)
+            # What the agent does itself it does in the journal's place, for whom the policy lets in.
+            found = implemented(name)
+            if found is None:
+                return own.get(name)
+            return self._admitting(found) if name in _ADMITTED else found
 
+        #: The session that was set up last.
+        self._new: AgentSession | None = None
         self._find_handler = find_handler
         self._loads_itself = implemented("load_session") is not None
         for method, route in list(self._extensions.requests.items()):
@@ -153,6 +162,7 @@ class DurableRouter(AgentRouter):
     def session_opened(self, session: AgentSession) -> None:
         """A session was made known on this connection."""
         link = session.link = session.durable = DurableLink(session, self._durability)
+        link.asked = True  # until it is known who opens it, and what for
         self._durability.add(link)
 
     def session_forgotten(self, session: AgentSession) -> None:
@@ -196,7 +206,7 @@ class DurableRouter(AgentRouter):
         async def answer(params: Any, context: AgentContext) -> Any:
             session_id = context.session_id
             if control:
-                self._check_control(session_id)
+                await self._check_may(session_id)
             result = await invoke(params, context)
             session = peer.sessions.get(session_id)
             if session is not None and session.durable is not None:
@@ -212,9 +222,37 @@ class DurableRouter(AgentRouter):
         link = None if session is None else session.durable
         if link is None or link.role == "controller":
             return
+        if link.asked:
+            raise InvalidRequest({"sessionId": session_id}, "the session is being loaded")
         if link.role is None:
             raise attach_denied()
-        raise InvalidRequest({"sessionId": session_id, "role": link.role}, "an observer looks on")
+        raise _observer(session_id)
+
+    async def _check_may(self, session_id: str) -> None:
+        """The same, for what may be asked about a session that is not open here, too."""
+        if session_id in self._peer.sessions:
+            self._check_control(session_id)
+        elif session_id:
+            granted = await self._admitted(session_id, Rider())
+            if self._durability.role_of(*granted) != "controller":
+                raise _observer(session_id)
+
+    def _admitting(
+        self, handler: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        """A handler of the agent that opens, lists or deletes sessions."""
+
+        async def admitted(params: Any, context: AgentContext) -> Any:
+            session_id = context.session_id
+            session = self._peer.sessions.get(session_id)
+            granted = await self._admitted(session_id, Rider())
+            result = await handler(params, context)
+            link = None if session is None else session.durable
+            if link is not None and context.method in ("session/load", "session/resume"):
+                link.allow(self._durability.role_of(*granted), granted[0].expires_at)
+            return result
+
+        return admitted
 
     # -------------------------------------------------------------- handshake
 
@@ -248,15 +286,30 @@ class DurableRouter(AgentRouter):
         invoke = served.invoke
 
         async def new_session(params: Any, context: AgentContext) -> Any:
-            before = set(self._peer.sessions)
             body = await invoke(params, context)
-            for session_id in self._peer.sessions.keys() - before:
-                link = self._peer.sessions[session_id].durable
-                if link is not None:
-                    await link.open()
+            # In the same step: what else is being opened here has its request to wait for.
+            opened, self._new = self._new, None
+            if opened is not None and opened.durable is not None:
+                opened.durable.allow("controller")
+                try:
+                    await opened.durable.open()
+                except BaseException:
+                    # Who asked never learns of it.
+                    self._peer.forget_session(opened)
+                    raise
             return body
 
         return RequestRoute(served.decode, new_session, served.encode)
+
+    def _set_up(self, session: AgentSession, response: Any, route: RequestRoute) -> bytes:
+        body = super()._set_up(session, response, route)
+        if session.durable is not None:
+            options: Any = getattr(response, "config_options", UNSET)
+            if options is UNSET:
+                options = self._agent.initial_config_options()
+            session.durable.options = list(options) if options else None
+        self._new = session
+        return body
 
     def _accept_prompt(self, params: v1_unstable.PromptRequest, context: AgentContext) -> Turn:
         self._check_control(params.session_id)
@@ -330,17 +383,16 @@ class DurableRouter(AgentRouter):
         return RequestRoute(served.decode, set_mode, served.encode)
 
     def _option_route(self, route: RequestRoute) -> RequestRoute:
-        served = super()._option_route(route)
-        invoke = served.invoke
+        invoke = route.invoke
 
         async def set_option(params: Any, context: AgentContext) -> Any:
             response = await invoke(params, context)
-            session = context.session()
-            if session.durable is not None and session.config_options is not None:
-                session.durable.note(v1.ConfigOptionUpdate(config_options=session.config_options))
+            options, link = getattr(response, "config_options", None), context.session().durable
+            if link is not None and options is not None:
+                link.note(v1.ConfigOptionUpdate(config_options=options))
             return response
 
-        return RequestRoute(served.decode, set_option, served.encode)
+        return super()._option_route(RequestRoute(route.decode, set_option, route.encode))
 
     # -------------------------------------------------------------- attaching
 
@@ -412,6 +464,8 @@ class DurableRouter(AgentRouter):
         """Attach a connection to a session: history, the answer, and then what happens."""
         session, rider, params = accepted.session, accepted.rider, accepted.params
         standard = not rider.present and context.method == "session/load"
+        if session.durable is not None:
+            session.durable.restoring()
         try:
             grant = await self._admitted(session.session_id, rider)
             info = await self._durability.journal.info(session.session_id)
@@ -496,10 +550,13 @@ class DurableRouter(AgentRouter):
         assert link is not None
         if rider.history == "none":
             return None
-        if writers.get(session.session_id) is None and not await log_.high_watermark():
+        there = writers.get(session.session_id) is not None
+        if not there and not await log_.high_watermark():
             return None
         try:
             writer = await link.open()
+            if not there and not await log_.high_watermark():
+                return None  # it was deleted meanwhile, and is not to begin anew
             if writer is not None:
                 await writer.ready()
         except JournalInUse:
@@ -537,7 +594,7 @@ class DurableRouter(AgentRouter):
                 grant,
                 standard=standard,
                 reply=lambda mark: self._answer(
-                    accepted, call, mark, restored, granted, standard=standard
+                    accepted, subscriber, call, mark, restored, granted, standard=standard
                 ),
             )
             if rider.history != "none":
@@ -575,13 +632,11 @@ class DurableRouter(AgentRouter):
         def project(record: Record) -> bytes | None:
             return self._shown(record, replayed=replay[0])
 
-        def ended(subscriber: Subscriber, reason: str) -> None:
+        def ended(subscriber: Subscriber, _reason: str) -> None:
             if link.attached is subscriber:
                 link.attached = None
-            if reason == "revoked":
-                link.role = None
-            if not connection.closed:
-                connection.create_task(log_.aclose())
+            # Also when the connection is gone: nothing else closes it.
+            self._durability.create_task(log_.aclose())
 
         return Subscriber(
             log_,
@@ -602,6 +657,7 @@ class DurableRouter(AgentRouter):
     def _answer(
         self,
         accepted: _Attach,
+        subscriber: Subscriber | None,
         call: InboundCall,
         mark: int,
         restored: tuple[v1.SessionModeState | None, list[Any] | None],
@@ -611,12 +667,14 @@ class DurableRouter(AgentRouter):
     ) -> None:
         """Answer the load, in front of everything live."""
         session, (modes, options) = accepted.session, restored
-        link = session.durable
+        link, asked = session.durable, accepted.rider
         if link is not None:
-            link.role = self._durability.role_of(*granted)
-            asked = accepted.rider
-            replays = asked.history == "from_offset"
-            link.attach_answered(asked.from_offset - 1 if replays else mark)
+            modes, options = link.restored(modes, options)
+            if asked.history != "none" or not accepted.known:
+                link.allow(self._durability.role_of(*granted), granted[0].expires_at)
+            if link.attached is subscriber:
+                replays = asked.history == "from_offset"
+                link.attach_answered(asked.from_offset - 1 if replays else mark)
         rider = {"raxol.io": {"highWatermark": mark}}
         if options is not None:
             options = self._peer.allowed_options(options)
@@ -668,6 +726,7 @@ class DurableRouter(AgentRouter):
         session = context.session()
         link = session.durable
         assert link is not None
+        link.restoring()
         granted = await self._admitted(session.session_id, Rider())
         info = await self._durability.journal.info(session.session_id)
         self._check_known(session.session_id, params, info)
@@ -696,7 +755,8 @@ class DurableRouter(AgentRouter):
         finally:
             if subscriber is not None and link.attached is subscriber and not subscriber.live:
                 link.attach_failed()
-        link.role = self._durability.role_of(*granted)
+        link.allow(self._durability.role_of(*granted), granted[0].expires_at)
+        modes, options = link.restored(modes, options)
         return v1_unstable.ResumeSessionResponse(
             modes=UNSET if modes is None else modes,
             config_options=UNSET if options is None else options,
@@ -726,20 +786,23 @@ class DurableRouter(AgentRouter):
         """`session/delete`: the whole session, here and in the journal."""
         session_id = params.session_id
         granted = await self._admitted(session_id, Rider())
-        if self._durability.role_of(*granted) != "controller":
-            raise InvalidRequest(
-                {"sessionId": session_id, "role": "observer"}, "an observer looks on"
-            )
-        if self._durability.open_turn(session_id) is not None:
+        durability = self._durability
+        if durability.role_of(*granted) != "controller":
+            raise _observer(session_id)
+        if durability.in_turn(session_id, but=self._peer):
             raise InvalidRequest({"sessionId": session_id}, "prompt already in flight")
+        durability.deleting.add(session_id)
         try:
-            deleted = await self._durability.writers.delete(session_id)
+            deleted = await durability.writers.delete(session_id)
         except JournalInUse:
             reason = {"sessionId": session_id, "reason": "session_in_use"}
             raise InvalidRequest(reason, "the session is in use by another process") from None
+        finally:
+            durability.deleting.discard(session_id)
+        durability.deleted(session_id)
         if not deleted and session_id not in self._peer.sessions:
             raise ResourceNotFound({"sessionId": session_id}, "Session not found")
-        for link in self._durability.links(session_id):
+        for link in durability.links(session_id):
             if link.session.peer is not self._peer:
                 link.session.peer.forget_session(link.session)
         return v1.DeleteSessionResponse()
@@ -751,6 +814,10 @@ class DurableRouter(AgentRouter):
         self._check_control(params.session_id)
         take = self._agent.steer if self._agent.steers else None
         return await self._durability.steer(params.session_id, params, take)
+
+
+def _observer(session_id: str) -> InvalidRequest:
+    return InvalidRequest({"sessionId": session_id, "role": "observer"}, "an observer looks on")
 
 
 def decode_attach(raw: Any) -> AttachParams:

@@ -1,0 +1,467 @@
+"""Several connections on one session: what each may do, and what the others see of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from antiphon import Capabilities, Durability, Limits
+from antiphon.journal import Grant, MemoryJournal
+from antiphon.schema import v1
+from tests.sessions.test_durable_link import Gated
+from tests.sessions.test_durable_router import (
+    NEW,
+    Failing,
+    Scripted,
+    Steered,
+    attach,
+    client,
+    opened,
+    prompt,
+    prompt_of,
+    records,
+    rider,
+    shown,
+    steer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from antiphon.journal import AttachContext, Record, SessionLog
+    from antiphon.testing import RawPeer
+
+
+def load(session_id: str, **members: Any) -> dict[str, Any]:
+    return {"sessionId": session_id, **NEW, **members}
+
+
+class Door:
+    """A policy that lets in whom it is told to, and takes its time."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.asked = asyncio.Event()
+        self.answer = asyncio.Event()
+        self.answer.set()
+
+    async def __call__(self, context: AttachContext) -> Grant:
+        self.asked.set()
+        await self.answer.wait()
+        if not self.open:
+            raise PermissionError
+        return Grant({"id": "somebody"}, context.session_id, "test")
+
+
+async def waiting_turn(raw: RawPeer, agent: Scripted, text: str = "wait") -> str:
+    session_id = await opened(raw)
+    raw.send(raw.request("p", "session/prompt", prompt_of(session_id, text)))
+    await agent.waiting.wait()
+    return session_id
+
+
+# -------------------------------------------------------------------------------- who may
+
+
+@pytest.mark.covers("AP10")
+@pytest.mark.parametrize("how", ["session/load", "_raxol/session.load", "session/resume"])
+async def test_who_is_not_let_in_yet_can_do_nothing_meanwhile(how: str) -> None:
+    agent, door = Steered(), Door()
+    durability = Durability(MemoryJournal(), policy=door)
+    async with client(agent, durability) as origin, client(agent, durability) as raw:
+        session_id = await waiting_turn(origin, agent)
+        door.open = False
+        door.answer.clear()
+        door.asked.clear()
+        about = {"sessionId": session_id}
+        raw.send(raw.request("l", how, load(session_id)))
+        await door.asked.wait()
+        raw.send(
+            raw.notification("session/cancel", about),
+            raw.request("s", "_raxol/session.steer", {**about, "text": "x", "expectedTurnId": 1}),
+            raw.request("m", "session/set_mode", {**about, "modeId": "code"}),
+            raw.request("p", "session/prompt", prompt_of(session_id, "x")),
+        )
+        refused = [await raw.answer_to(id_) for id_ in ("s", "m", "p")]
+        door.answer.set()
+        denied = await raw.answer_to("l")
+
+        assert {answer["error"]["message"] for answer in refused} == {"the session is being loaded"}
+        assert denied["error"] == {"code": -32000, "message": "attach denied"}
+        assert not agent.turns[0].cancelled
+        assert agent.steered == []
+        agent.go.set()
+        assert (await origin.answer_to("p"))["result"] == {"stopReason": "end_turn"}
+
+
+class Keeper(Scripted):
+    """An agent that keeps sessions itself, besides its journal."""
+
+    capabilities = Capabilities()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.did: list[str] = []
+
+    async def load_session(self, params: Any, ctx: Any) -> v1.LoadSessionResponse:
+        self.did.append("load")
+        return v1.LoadSessionResponse()
+
+    async def resume_session(self, params: Any, ctx: Any) -> v1.ResumeSessionResponse:
+        self.did.append("resume")
+        return v1.ResumeSessionResponse()
+
+    async def list_sessions(self, params: Any, ctx: Any) -> v1.ListSessionsResponse:
+        self.did.append("list")
+        return v1.ListSessionsResponse(sessions=[])
+
+    async def delete_session(self, params: Any, ctx: Any) -> v1.DeleteSessionResponse:
+        self.did.append("delete")
+        return v1.DeleteSessionResponse()
+
+    async def close_session(self, params: Any, ctx: Any) -> v1.CloseSessionResponse:
+        self.did.append("close")
+        return v1.CloseSessionResponse()
+
+
+@pytest.mark.covers("AP10")
+async def test_the_policy_decides_for_the_agents_own_handlers_too() -> None:
+    agent, door = Keeper(), Door()
+    async with client(agent, Durability(MemoryJournal(), policy=door)) as raw:
+        for is_open in (False, True):
+            door.open = is_open
+            for name in ("load", "resume", "list", "delete", "close"):
+                params = {} if name == "list" else {"sessionId": "theirs"}
+                if name in ("load", "resume"):
+                    params.update(NEW)
+                answer = await raw.ask(f"session/{name}", params)
+                assert ("result" in answer) is is_open, (name, answer)
+            assert agent.did == (["load", "resume", "list", "delete", "close"] if is_open else [])
+
+
+@pytest.mark.covers("CDI-6")
+@pytest.mark.parametrize("left", ["detached", "attached", "probed", "lagging"])
+async def test_a_grant_ends_whatever_has_become_of_its_attach(left: str) -> None:
+    now = [1000.0]
+
+    def for_a_while(context: AttachContext) -> Grant:
+        return Grant({"id": "guest"}, context.session_id, "test", expires_at=2000)
+
+    agent, journal = Scripted(), MemoryJournal()
+    durability = Durability(journal, policy=for_a_while, clock=lambda: now[0])
+    async with client(agent, durability) as origin, client(agent, durability) as raw:
+        session_id = await opened(origin)
+        await prompt(origin, session_id, "one")
+        (origin_link,) = durability.links(session_id)
+        await attach(raw, session_id, historyPolicy="none" if left == "probed" else "tip")
+        (link,) = (link for link in durability.links(session_id) if link is not origin_link)
+        if left == "detached":
+            raw.send(raw.notification("_raxol/session.detach", {"sessionId": session_id}))
+            await raw.round_trip()
+        elif left == "lagging" and link.attached is not None:
+            link.attached.lagged()
+        assert "result" in await prompt(raw, session_id, "two")
+        now[0] = 2000.0
+        refused = await prompt(raw, session_id, "three")
+
+        assert refused["error"] == {"code": -32000, "message": "attach denied"}
+
+
+@pytest.mark.covers("CDI-6")
+async def test_a_probe_takes_nothing_from_who_is_let_in_already() -> None:
+    now = [1000.0]
+
+    def by_capability(context: AttachContext) -> Grant:
+        ends = 2000 if context.capability == "short" else None
+        return Grant({"id": str(context.capability)}, context.session_id, "test", expires_at=ends)
+
+    agent, journal = Scripted(), MemoryJournal()
+    durability = Durability(
+        journal, policy=by_capability, clock=lambda: now[0], roles={"short": "observer"}
+    )
+    async with client(agent, durability) as origin, client(agent, durability) as raw:
+        session_id = await opened(origin)
+        await prompt(origin, session_id, "one")
+        await attach(raw, session_id, capability="long")
+        await attach(raw, session_id, capability="short", historyPolicy="none")
+        now[0] = 3000.0
+
+        assert "result" in await prompt(raw, session_id, "two")
+
+
+# -------------------------------------------------------------------------------- prompts
+
+
+async def test_an_own_prompt_that_nobody_was_shown_hides_no_later_one() -> None:
+    agent, journal = Scripted(), MemoryJournal()
+    async with client(agent, journal) as one, client(agent, journal) as other:
+        session_id = await opened(one)
+        await prompt(one, session_id, "first")  # it is not attached, and is shown no copy
+        for raw in (one, other):
+            await raw.ask("session/load", load(session_id))
+            raw.forget()
+        await prompt(other, session_id, "second")
+        await one.round_trip()
+
+        assert [item[1] for item in shown(one.frames) if isinstance(item, tuple)] == [
+            "second",
+            "second",
+        ]
+        one.forget()
+        await prompt(one, session_id, "third", "p")
+        assert [item[1] for item in shown(one.frames)[:-1]] == ["third"]
+
+
+@pytest.mark.covers("J6")
+async def test_a_turn_that_lost_its_writer_is_still_the_only_one() -> None:
+    agent, journal = Scripted(), Failing()
+    durability = Durability(journal)
+    async with client(agent, durability) as one, client(agent, durability) as other:
+        session_id = await waiting_turn(one, agent, "one wait two")
+        await attach(other, session_id)
+        journal.full = True
+        await one.ask("session/set_mode", {"sessionId": session_id, "modeId": "code"})
+        journal.full = False
+        refused = await prompt(other, session_id, "x")
+        assert refused["error"]["message"] == "prompt already in flight"
+        deleted = await other.ask("session/delete", {"sessionId": session_id})
+        assert deleted["error"]["message"] == "prompt already in flight"
+
+        agent.go.set()
+        await one.answer_to("p")
+        assert "result" in await prompt(other, session_id, "y")
+        assert durability.open_turn(session_id) is None
+
+
+async def test_a_connection_that_does_not_read_lags_once_its_turn_is_over() -> None:
+    agent = Scripted()
+    durability = Durability(MemoryJournal(), credit=16)
+    limits = Limits(cancel_backstop=0.01)
+    async with (
+        client(agent, durability, limits=limits) as one,
+        client(agent, durability) as other,
+    ):
+        session_id = await opened(one)
+        await attach(one, session_id)
+        await attach(other, session_id)
+        one.send(one.request("p", "session/prompt", prompt_of(session_id, "wait x")))
+        await agent.waiting.wait()
+        (link,) = (link for link in durability.links(session_id) if link.session.turn is not None)
+        turn = agent.turns[0]
+        link.connection.pause_writing()
+        agent.go.set()
+        other.send(other.notification("session/cancel", {"sessionId": session_id}))
+        await turn.wait_over()
+        for _ in range(20):
+            assert "result" in await prompt(other, session_id, "y")
+
+        assert link.attached is not None
+        assert len(link.attached._inbox) < 16 + 8
+        link.connection.resume_writing()
+        await one.wait("_raxol/session.lagged")
+
+
+# -------------------------------------------------------------------------------- steers
+
+
+async def test_a_steer_that_was_accepted_is_handed_on_whoever_waits_for_the_answer() -> None:
+    agent, journal = Steered(), Gated()
+    async with client(agent, journal) as raw:
+        session_id = await waiting_turn(raw, agent)
+        await raw.round_trip()
+        journal.asked.clear()
+        journal.gate.clear()
+        params = {"sessionId": session_id, "text": "left", "expectedTurnId": 1, "clientMsgId": "m"}
+        raw.send(raw.request("s", "_raxol/session.steer", params))
+        await journal.asked.wait()
+        raw.send(raw.notification("$/cancel_request", {"requestId": "s"}))
+        assert (await raw.answer_to("s"))["error"]["code"] == -32800
+        journal.gate.set()
+        again = await raw.ask("_raxol/session.steer", params)
+
+        assert again["result"]["outcome"] == "duplicate"
+        agent.go.set()
+        await raw.answer_to("p")
+        assert agent.steered == ["left"]
+
+
+class Renamed(Steered):
+    """Every session has the same id."""
+
+    async def new_session(self, params: Any, ctx: Any) -> v1.NewSessionResponse:
+        return v1.NewSessionResponse(session_id="again")
+
+
+async def test_a_session_that_is_made_anew_knows_nothing_of_the_deleted_one() -> None:
+    agent, journal = Renamed(), MemoryJournal()
+    durability = Durability(journal)
+    async with client(agent, durability) as raw:
+        for _ in range(2):
+            agent.go.clear()
+            agent.waiting.clear()
+            session_id = await opened(raw)
+            raw.send(raw.request("p", "session/prompt", prompt_of(session_id, "wait")))
+            await agent.waiting.wait()
+            answer = await steer(raw, session_id, expectedTurnId=1, text="x", clientMsgId="m")
+            assert answer["outcome"] == "accepted"
+            agent.go.set()
+            await raw.answer_to("p")
+            raw.forget()
+            assert len(await records(journal, session_id)) == 5
+            await raw.ask("session/delete", {"sessionId": session_id})
+            assert await journal.sessions() == []
+
+
+async def test_what_was_accepted_in_sessions_that_are_gone_is_kept_in_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("antiphon.sessions._durability._STEERED", 3)
+    agent = Steered()
+    durability = Durability(MemoryJournal())
+    for _ in range(8):
+        agent.go.clear()
+        agent.waiting.clear()
+        async with client(agent, durability) as raw:
+            session_id = await waiting_turn(raw, agent)
+            assert (await steer(raw, session_id, expectedTurnId=1))["outcome"] == "accepted"
+            assert (await steer(raw, session_id, expectedTurnId=1))["outcome"] == "stale"
+            agent.go.set()
+            await raw.answer_to("p")
+
+    assert len(durability._steers) == 3
+
+
+# -------------------------------------------------------------------------------- modes, options
+
+
+async def test_a_mode_that_one_connection_sets_is_the_sessions_on_every_other() -> None:
+    agent = Scripted()
+    durability = Durability(MemoryJournal())
+    async with client(agent, durability) as one, client(agent, durability) as other:
+        session_id = await opened(one)
+        await prompt(one, session_id, "x")
+        await other.ask("session/load", load(session_id))
+        await one.ask("session/set_mode", {"sessionId": session_id, "modeId": "code"})
+        await prompt(other, session_id, "x")
+        modes = agent.turns[-1].session.modes
+        assert modes is not None
+        assert modes.current_mode_id == "code"
+        await agent.turns[-1].session.set_mode("ask")
+        modes = agent.turns[0].session.modes
+        assert modes is not None
+        assert modes.current_mode_id == "ask"
+
+
+class Slow(MemoryJournal):
+    """Looks for the latest of a kind as slowly as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def open(self, session_id: str) -> SessionLog:
+        log = await super().open(session_id)
+        latest = log.latest
+
+        async def slow(tags: Collection[str]) -> dict[str, Record]:
+            records = await latest(tags)
+            if "current_mode_update" in tags:
+                self.looked.set()
+                await self.go.wait()
+            return records
+
+        return cast("SessionLog", _With(log, slow))
+
+
+class _With:
+    """A log that looks for the latest in another way."""
+
+    def __init__(self, log: SessionLog, latest: Any) -> None:
+        self._log = log
+        self.latest = latest
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+async def test_a_mode_that_is_set_during_a_load_is_the_one_that_is_answered() -> None:
+    agent, journal = Scripted(), Slow()
+    async with client(agent, journal) as one, client(agent, journal) as other:
+        session_id = await opened(one)
+        await prompt(one, session_id, "x")
+        other.send(other.request("l", "session/load", load(session_id)))
+        await journal.looked.wait()
+        await one.ask("session/set_mode", {"sessionId": session_id, "modeId": "code"})
+        journal.go.set()
+        answer = await other.answer_to("l")
+
+        assert answer["result"]["modes"]["currentModeId"] == "code"
+
+
+class Optional(Scripted):
+    """Has an option that not every client can show."""
+
+    capabilities = Capabilities(
+        config_options=(
+            v1.SessionConfigBoolean(id="loud", name="Loud", current_value=True),
+            v1.SessionConfigSelect(
+                id="size",
+                name="Size",
+                current_value="1",
+                options=[
+                    v1.SessionConfigSelectOption(value="1", name="1"),
+                    v1.SessionConfigSelectOption(value="2", name="2"),
+                ],
+            ),
+        )
+    )
+
+
+@pytest.mark.parametrize("who", ["client", "agent"])
+async def test_options_survive_a_client_that_is_not_shown_all_of_them(who: str) -> None:
+    agent, durability = Optional(), Durability(MemoryJournal())
+    booleans: dict[str, Any] = {"session": {"configOptions": {"boolean": {}}}}
+    async with client(agent, durability) as one, client(agent, durability, booleans) as other:
+        session_id = await opened(one)
+        await prompt(one, session_id, "x")
+        await other.ask("session/load", load(session_id))
+        other.forget()
+        if who == "client":
+            about = {"sessionId": session_id, "configId": "size", "value": "2"}
+            answer = await one.ask("session/set_config_option", about)
+            assert [o["id"] for o in answer["result"]["configOptions"]] == ["size"]
+        else:
+            session = agent.turns[0].session
+            assert session.config_options is not None
+            await session.set_config_options(session.config_options)
+        update = (await other.wait("session/update"))["params"]["update"]
+        assert [o["id"] for o in update["configOptions"]] == ["loud", "size"]
+        loud: dict[str, Any] = {"sessionId": session_id, "configId": "loud", "value": False}
+        assert "result" in await other.ask("session/set_config_option", loud)
+    async with client(agent, durability, booleans) as third:
+        answer = await third.ask("session/load", load(session_id))
+        kept = {o["id"]: o["currentValue"] for o in answer["result"]["configOptions"]}
+        assert kept == {"loud": False, "size": "2" if who == "client" else "1"}
+
+
+# -------------------------------------------------------------------------------- deletion
+
+
+async def test_a_session_that_is_deleted_while_another_attaches_does_not_begin_anew() -> None:
+    agent, journal = Scripted(), Gated()
+    durability = Durability(journal)
+    async with client(agent, durability) as one:
+        session_id = await opened(one)
+        await prompt(one, session_id, "x")
+    await durability.writers.settled()
+    async with client(agent, durability) as one, client(agent, durability) as other:
+        for _ in range(30):  # wherever the deletion comes between
+            one.send(one.request("d", "session/delete", {"sessionId": session_id}))
+            other.send(other.request("l", "_raxol/session.load", load(session_id, **rider())))
+            for id_, raw in (("d", one), ("l", other)):
+                await raw.answer_to(id_)
+                raw.forget()
+        assert await journal.sessions() == []
