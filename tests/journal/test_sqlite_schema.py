@@ -31,6 +31,24 @@ def directory(tmp_path: Path) -> Path:
     return directory
 
 
+def test_a_journal_that_is_made_while_it_is_looked_for_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "journal"
+    listdir = os.listdir
+
+    def made_meanwhile(path: Path) -> list[str]:
+        monkeypatch.setattr(os, "listdir", listdir)
+        make_directory(directory, 4)
+        make_shard(directory, 0)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", made_meanwhile)
+
+    assert read_shape(directory) is None
+    assert read_shape(directory) == 4
+
+
 def test_the_number_of_shards_is_the_first_ones_word(tmp_path: Path) -> None:
     directory = tmp_path / "journal"
 
