@@ -136,3 +136,35 @@ os.kill(os.getpid(), signal.SIGKILL)
     process.stdout.close()
 
     assert not alive
+
+
+def test_a_child_can_own_whatever_a_thread_of_its_parent_was_doing(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from antiphon.journal._sqlite_owners import Owner, _guard
+guarded = threading.Event()
+def work():
+    with _guard:
+        guarded.set()
+        time.sleep(0.1)  # a fork that does not wait for it comes in between
+working = threading.Thread(target=work)
+working.start()
+guarded.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(5)
+    Owner(Path(sys.argv[1])).close()
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+working.join()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=25,
+        check=True,
+    )
+
+    assert done.stdout == "0\n"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from antiphon.journal import Entry, JournalError, SqliteJournal
+from antiphon.journal import Entry, JournalDamaged, JournalError, SqliteJournal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +88,30 @@ async def test_many_that_use_it_first_at_once_make_one_directory(tmp_path: Path)
     await asyncio.gather(*(log.claim() for log in logs), journal.sessions(), logs[0].read(1, 2))
 
     assert len(list((tmp_path / "journal").glob("*.db"))) == 4
+    await journal.aclose()
+
+
+async def test_all_that_look_first_at_once_are_told_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "journal.json").write_text("{")
+    journal = SqliteJournal(tmp_path)
+
+    answers = await asyncio.gather(*(journal.info("s-1") for _ in range(3)), return_exceptions=True)
+
+    assert [type(answer) for answer in answers] == [JournalDamaged] * 3
+    await journal.aclose()
+
+
+async def test_one_that_is_cancelled_while_it_looks_first_hides_nothing(tmp_path: Path) -> None:
+    await filled(tmp_path)
+    journal = SqliteJournal(tmp_path)
+    first, second = (asyncio.create_task(journal.info("s-1")) for _ in range(2))
+    await asyncio.sleep(0)
+
+    first.cancel()
+
+    assert await second is not None
+    with pytest.raises(asyncio.CancelledError):
+        await first
     await journal.aclose()
 
 

@@ -36,7 +36,7 @@ _NEW = ".new-"
 #: descriptor of a file gives up the process's locks on it.
 _ours: set[str] = set()
 _living: weakref.WeakSet[Owner] = weakref.WeakSet()
-_guard = threading.Lock()
+_guard = threading.RLock()
 
 
 class Owner:
@@ -99,10 +99,14 @@ def _after_fork() -> None:
         owner.forget()
     _living.clear()
     _ours.clear()
+    _guard.release()
 
 
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_after_fork)
+    # With the guard held: a child whose parent's thread had it would wait for that thread for ever.
+    os.register_at_fork(
+        before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_after_fork
+    )
 
 
 def private_file(path: Path) -> int:

@@ -103,25 +103,29 @@ class Shards:
         return self._shape
 
     async def _shaped(self, *, make: bool) -> None:
-        """Look which shards there are, or make the directory; once for all that wait for it."""
-        while not (self._made or (self._shape is not None and not make)):
-            if self._shaping is not None:
-                await asyncio.wait([self._shaping])
-                self.check()
-                if not make:
-                    return  # somebody has looked just now
-                continue
-            if make:
-                self._shaping = _in_thread(partial(make_directory, self.directory, self._shards))
-            else:
-                self._shaping = _in_thread(partial(read_shape, self.directory))
-            try:
-                self._shape = await asyncio.shield(self._shaping)
-                self._made = make
-            finally:
-                self._shaping = None
+        """Look which shards there are, or make the directory; once for all that wait for it.
+
+        Cancelled, it leaves the others that wait what comes of it.
+        """
+        while not self._made and (make or self._shape is None):
+            shaping = self._shaping
+            if shaping is None:
+                look = (
+                    partial(make_directory, self.directory, self._shards)
+                    if make
+                    else partial(read_shape, self.directory)
+                )
+                shaping = self._shaping = _in_thread(look)
+                shaping.add_done_callback(partial(self._looked, made=make))
+            await asyncio.shield(shaping)
             self.check()
-            return
+            if not make:
+                return
+
+    def _looked(self, shaping: asyncio.Future[int | None], *, made: bool) -> None:
+        self._shaping = None
+        if shaping.exception() is None:
+            self._shape, self._made = shaping.result(), made
 
     async def reader_of(self, session_id: str) -> Reader | None:
         """What reads the session's shard, None while there is no journal."""
@@ -229,10 +233,10 @@ class Shards:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # the threads are the parent's
         if self._shaping is not None:
             await asyncio.wait([self._shaping])
-        if os.getpid() != self._pid:
-            return
         for reader in self._readers.values():
             reader.close()
         for writer in self._writers.values():
@@ -266,8 +270,15 @@ def _in_thread(look: Callable[[], Any]) -> asyncio.Future[Any]:
         except RuntimeError:  # the loop is closed: nobody waits any more
             return
 
+    # Whoever waits may have been cancelled, and `shield` forgets the rest: that is no error by itself.
+    future.add_done_callback(_retrieved)
     threading.Thread(target=run, name="antiphon-journal", daemon=True).start()
     return future
+
+
+def _retrieved(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _shard_of(session_id: str, shards: int) -> int:
