@@ -247,6 +247,22 @@ async def test_it_listens_when_it_is_entered_awaited_or_served_for_ever(
     assert not _listens(for_ever.address)
 
 
+async def test_one_whose_listening_is_not_wanted_after_all_listens_no_more(
+    listen: Listen, tmp_path: Path
+) -> None:
+    told: list[str] = []
+
+    def refuse(address: str) -> None:
+        told.append(address)
+        raise RuntimeError("not here")
+
+    with pytest.raises(RuntimeError, match="not here"):
+        await listen(Echo(), on_listening=refuse)
+
+    assert not _listens(told[0])
+    assert os.listdir(tmp_path) == []
+
+
 def _listens(address: str) -> bool:
     with contextlib.suppress(OSError):
         plain(address).close()

@@ -168,11 +168,16 @@ class AgentServer:
                 msg = f"the server at {self.address} was closed"
                 raise LocalProtocolError(msg)
             if self._listening is None:
-                self._listening = await self._listen()
-                self._address = self._listening.address
-                self._listener = Listener(self._listening.sock, self._accepted)
-                if self._on_listening is not None:
-                    self._on_listening(self.address)
+                listening = await self._listen()
+                self._address = listening.address
+                try:
+                    if self._on_listening is not None:
+                        self._on_listening(self.address)
+                    self._listener = Listener(listening.sock, self._accepted)
+                except BaseException:  # who could not start is not there to close it
+                    await listening.close()
+                    raise
+                self._listening = listening
 
     async def _close(self) -> None:
         try:
