@@ -58,6 +58,10 @@ def answered_before_it_is_seen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DurableLink, "_seen", seen)
 
 
+def nothing(*_: object) -> None:
+    """Check nothing."""
+
+
 def no_latch(patch: pytest.MonkeyPatch) -> None:
     begin = Writer.begin_turn
 
@@ -66,7 +70,7 @@ def no_latch(patch: pytest.MonkeyPatch) -> None:
         return await begin(self, *args)
 
     patch.setattr(Writer, "begin_turn", begin_turn)
-    patch.setattr(Durability, "check_free", lambda *_: None)
+    patch.setattr(Durability, "check_free", nothing)
 
 
 def gate_open(patch: pytest.MonkeyPatch) -> None:
