@@ -118,6 +118,9 @@ class Shards:
                 shaping = self._shaping = _in_thread(look)
                 shaping.add_done_callback(partial(self._looked, made=make))
             await asyncio.shield(shaping)
+            if self._shaping is shaping:
+                # It was done already, and awaiting it gave `_looked` no turn: without one this spins.
+                await asyncio.sleep(0)
             self.check()
             if not make:
                 return
