@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon import Agent, ConnectionClosed, Durability, LimitExceeded, Limits, Turn
+from antiphon import (
+    DEFERRED,
+    Agent,
+    Capabilities,
+    ConnectionClosed,
+    Durability,
+    LimitExceeded,
+    Limits,
+    Turn,
+    extension,
+)
 from antiphon.journal import Entry, JournalError, MemoryJournal, SessionLog
-from antiphon.schema import v1
+from antiphon.schema import encode_checked, v1
 from antiphon.testing import RawPeer, raw_client
 
 if TYPE_CHECKING:
@@ -479,3 +490,155 @@ async def _answer_questions(raw: RawPeer, count: int) -> None:
         await raw.until(lambda: len(raw.sent("session/request_permission")) > number)  # noqa: B023
         question = raw.sent("session/request_permission")[number]
         raw.answer(question, {"outcome": {"outcome": "cancelled"}})
+
+
+# -------------------------------------------------------------------------------- frames and their order
+
+
+class Extended(Scripted):
+    """Has methods of its own, which say something about the session."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.later: list[Any] = []
+
+    @extension("_test/now")
+    async def now(self, params: Any, ctx: Any) -> dict[str, Any]:
+        await ctx.session().set_mode("code")
+        return {"ok": True}
+
+    @extension("_test/later")
+    async def defer(self, params: Any, ctx: Any) -> Any:
+        await ctx.session().set_mode("code")
+        self.later.append(ctx.defer())
+        return DEFERRED
+
+
+@pytest.mark.parametrize("method", ["_test/now", "_test/later"])
+async def test_an_extensions_answer_leaves_behind_what_its_handler_has_said(method: str) -> None:
+    journal, agent = Gated(), Extended()
+    async with raw_client(agent, journal=journal) as raw:
+        session_id = (await raw.ask("session/new", NEW))["result"]["sessionId"]
+        raw.forget()
+        journal.gate.clear()
+        raw.send(raw.request("e", method, {"sessionId": session_id}))
+        await journal.asked.wait()
+        if agent.later:
+            agent.later.pop().send({"ok": True})
+        await raw.round_trip()
+        assert not raw.responses("e")
+        journal.gate.set()
+        await raw.answer_to("e")
+
+        kinds = [frame.get("method", frame.get("id")) for frame in raw.frames]
+        assert kinds.index("session/update") < kinds.index("e")
+
+
+async def test_what_withdraws_a_question_does_not_overtake_it() -> None:
+    journal = Gated()
+
+    async def script(turn: Turn) -> None:
+        async def speak() -> None:
+            # It goes on in the same step as the question, and before it.
+            link = turn.session.durable
+            assert link is not None
+            await link.settled()
+            journal.gate.clear()
+            await turn.say("two")
+
+        await turn.say("one")
+        journal.gate.clear()
+        speaking = asyncio.create_task(speak())
+        await turns_of_the_loop(2)
+        asking = asyncio.create_task(turn.ask_permission("may I?"))
+        await turns_of_the_loop(2)
+        journal.gate.set()
+        await asyncio.gather(speaking, asking)
+
+    async with session(script, journal) as (raw, session_id):
+        prompt(raw, session_id)
+        await raw.until(lambda: texts(raw) == ["one"])
+        await raw.round_trip()
+        assert not raw.sent("session/request_permission")  # "two" is in front of it
+        raw.send(raw.notification("session/cancel", {"sessionId": session_id}))
+        await raw.round_trip()
+        journal.gate.set()
+        await raw.answer_to("p")
+
+        asked = [f["method"] for f in raw.frames if "method" in f and "update" not in f["method"]]
+        assert asked == ["session/request_permission", "$/cancel_request"]
+
+
+@pytest.mark.parametrize("spare", range(0, 200, 10))
+async def test_what_is_kept_fits_into_a_frame_as_a_copy_too(spare: int) -> None:
+    limits = Limits(frame_bytes=100_000)
+
+    async def script(turn: Turn) -> None:
+        empty = encode_checked(v1.AgentMessageChunk(content=v1.TextContent(text="")))
+        room = limits.frame_bytes - len(turn.session.head.update) - len(empty) - 2 - spare
+        await turn.say("x" * room)
+
+    journal = MemoryJournal()
+    agent = Scripted(script)
+    async with (
+        raw_client(agent, journal=journal, limits=limits) as raw,
+        raw_client(agent, journal=journal, limits=limits) as other,
+    ):
+        session_id = (await raw.ask("session/new", NEW))["result"]["sessionId"]
+        text = {"type": "text", "text": ""}
+        ask = raw.request("p", "session/prompt", {"sessionId": session_id, "prompt": [text]})
+        text["text"] = "é" * ((limits.frame_bytes - len(json.dumps(ask)) - spare) // 2)
+        raw.send(json.dumps(ask, ensure_ascii=False).encode())
+        answer = await raw.answer_to("p")
+        params: dict[str, Any] = {
+            "sessionId": session_id,
+            "cwd": "/work",
+            "_meta": {"raxol.io": {}},
+        }
+        await other.ask("_raxol/session.load", params)
+
+        # Either it was refused to whoever said it, or everybody can be told.
+        told = [frame["params"]["update"] for frame in other.sent("session/update")]
+        own = [u for u in told if u["sessionUpdate"] == "agent_message_chunk"]
+        assert len(own) == ("result" in answer)
+        assert max(len(frame) for frame in other.raw_frames) <= limits.frame_bytes
+        prompted = [
+            u["content"]["text"] for u in told if u["sessionUpdate"] == "user_message_chunk"
+        ]
+        assert "".join(prompted) == text["text"]
+
+
+async def test_a_block_that_no_frame_has_room_for_is_left_out_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limits = Limits(frame_bytes=100_000)
+    journal = MemoryJournal()
+
+    async def script(turn: Turn) -> None:
+        await turn.say(str(len(turn.blocks)))
+
+    async with raw_client(Pictures(script), journal=journal, limits=limits) as raw:
+        session_id = (await raw.ask("session/new", NEW))["result"]["sessionId"]
+        image = {"type": "image", "mimeType": "image/png", "data": ""}
+        blocks = [{"type": "text", "text": "see"}, image]
+        ask = raw.request("p", "session/prompt", {"sessionId": session_id, "prompt": blocks})
+        image["data"] = "A" * (limits.frame_bytes - len(json.dumps(ask)))
+        raw.send(ask)
+        assert "result" in await raw.answer_to("p")
+    log = await journal.open(session_id)
+    records = await log.read(1, await log.high_watermark())
+
+    assert [record.tag for record in records] == [
+        "session_created",
+        "turn_started",
+        "user_message_chunk",
+        "agent_message_chunk",
+        "turn_completed",
+    ]
+    assert "a block of a prompt is not kept" in caplog.text
+
+
+class Pictures(Scripted):
+    """Takes images."""
+
+    capabilities = Capabilities(image=True)

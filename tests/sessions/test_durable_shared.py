@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from antiphon import Capabilities, Durability, Limits
+from antiphon import Capabilities, Durability, Limits, extension
 from antiphon.journal import Grant, MemoryJournal
 from antiphon.schema import v1
 from tests.sessions.test_durable_link import Gated
@@ -94,6 +94,48 @@ async def test_who_is_not_let_in_yet_can_do_nothing_meanwhile(how: str) -> None:
         assert agent.steered == []
         agent.go.set()
         assert (await origin.answer_to("p"))["result"] == {"stopReason": "end_turn"}
+
+
+class Extended(Scripted):
+    """Has a method of its own."""
+
+    @extension("_test/secret")
+    async def secret(self, params: Any, ctx: Any) -> dict[str, Any]:
+        return {"cwd": ctx.session().cwd}
+
+
+@pytest.mark.covers("AP10")
+async def test_an_extension_of_a_session_is_for_who_was_let_in() -> None:
+    now, door = [1000.0], Door()
+
+    async def for_a_while(context: AttachContext) -> Grant:
+        grant = await door(context)
+        grant.expires_at = 2000
+        return grant
+
+    durability = Durability(
+        MemoryJournal(),
+        policy=for_a_while,
+        clock=lambda: now[0],
+        default_role="observer",
+    )
+    agent = Extended()
+    async with client(agent, durability) as origin, client(agent, durability) as raw:
+        session_id = await opened(origin)
+        await prompt(origin, session_id, "one")
+        about = {"sessionId": session_id}
+        door.answer.clear()
+        raw.send(raw.request("l", "session/load", load(session_id)))
+        early = await raw.ask("_test/secret", about)
+        door.answer.set()
+        await raw.answer_to("l")
+        let_in = await raw.ask("_test/secret", about)
+        now[0] = 2000.0
+        late = await raw.ask("_test/secret", about)
+
+        assert early["error"]["message"] == "the session is being loaded"
+        assert let_in["result"] == {"cwd": "/work"}
+        assert late["error"] == {"code": -32000, "message": "attach denied"}
 
 
 class Keeper(Scripted):

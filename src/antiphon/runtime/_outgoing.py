@@ -38,14 +38,16 @@ class OutboundCall:
         method: wire name.
         blocking: whether somebody may be waiting for exactly this answer. While such a call is open,
             reading goes on past a spent budget (DESIGN §4.5). False for an open turn.
+        way: what its frames are sent with, None for the connection's own `send`.
     """
 
-    __slots__ = ("blocking", "id", "method", "timer")
+    __slots__ = ("blocking", "id", "method", "timer", "way")
 
     def __init__(self, method: str, *, blocking: bool = True) -> None:
         self.method = method
         self.blocking = blocking
         self.id = b""
+        self.way: Callable[[bytes], None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     def answered(self, result: Any, error: Exception | None) -> None:
@@ -99,7 +101,8 @@ class Outgoing:
     ) -> None:
         """Send a request; `call.answered` comes once, from the reader, a timeout or the close.
 
-        `send` takes its frame in the connection's place, where something else has to leave before it.
+        `send` takes its frame in the connection's place, where something else has to leave before it,
+        and the one that gives it up: that must not overtake it.
 
         Raises:
             ConnectionClosed: the link is gone.
@@ -124,6 +127,7 @@ class Outgoing:
         if call.blocking:
             connection.blocking_call_opened()
         if send is not None:
+            call.way = send
             send(frame)
         else:
             self._send(frame, now=len(self._protocol.calls) == 1)
@@ -133,7 +137,7 @@ class Outgoing:
         frame = self._give_up_id(call)
         if frame is not None:
             self._over(call)
-            self._send(frame)
+            (call.way or self._send)(frame)
 
     def disown(self, call: OutboundCall) -> None:
         """Forget a call without a word to the peer: what it asked for goes on elsewhere."""
@@ -173,7 +177,7 @@ class Outgoing:
         """Give a call up as a timeout does: the peer is told, the call fails. Harmless when answered."""
         frame = self._give_up_id(call)
         if frame is not None:
-            self._send(frame)
+            (call.way or self._send)(frame)
             self._settle(call, None, error)
 
     def _give_up_id(self, call: OutboundCall) -> bytes | None:

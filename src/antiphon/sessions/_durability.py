@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import msgspec
 
-from antiphon._errors import InvalidRequest, TurnHeld
+from antiphon._errors import InvalidRequest, LimitExceeded, TurnHeld
 from antiphon.journal import (
     SESSION_UPDATE,
     STEER,
@@ -47,6 +47,8 @@ log = logging.getLogger("antiphon.journal")
 Role: TypeAlias = Literal["controller", "observer"]
 Roles: TypeAlias = "Mapping[str, Role] | Callable[[Grant, AttachContext], Role | None]"
 
+#: What a steer's record is longer than its request's parameters, at most.
+_STEER_BYTES = 512
 #: How many sessions that nobody has open are remembered for what was accepted in them.
 _STEERED = 1024
 #: Links that end with their process: what runs for them has nobody left.
@@ -208,14 +210,39 @@ class Durability:
         """The links of all connections to a session."""
         return tuple(self._links.get(session_id, ()))
 
-    def prompt_entries(self, blocks: Sequence[Any]) -> list[Entry]:
-        """What is journaled of a prompt besides its beginning."""
+    def prompt_entries(
+        self, blocks: Sequence[Any], check: Callable[[bytes], None] | None = None
+    ) -> list[Entry]:
+        """What is journaled of a prompt besides its beginning.
+
+        A block that fits into its prompt may be too large for the frame of an update, by a few bytes: a
+        text is kept in pieces then, and anything else is left out, which is logged.
+
+        Args:
+            blocks: the prompt's.
+            check: raises `LimitExceeded` for an update that is too large to be told.
+        """
         if not self._prompts:
             return []
-        return [
-            Entry(SESSION_UPDATE, encode_checked(v1.UserMessageChunk(content=block)), "user")
-            for block in blocks
-        ]
+        entries: list[Entry] = []
+        waiting = list(reversed(blocks))
+        while waiting:
+            block = waiting.pop()
+            update = encode_checked(v1.UserMessageChunk(content=block))
+            try:
+                if check is not None:
+                    check(update)
+            except LimitExceeded as error:
+                text: str = getattr(block, "text", "") if isinstance(block, v1.TextContent) else ""
+                if len(text) > 1:
+                    middle = len(text) // 2
+                    pieces = text[middle:], text[:middle]
+                    waiting += [msgspec.structs.replace(block, text=piece) for piece in pieces]
+                else:
+                    log.warning("a block of a prompt is not kept: %s", error)
+                continue
+            entries.append(Entry(SESSION_UPDATE, update, "user"))
+        return entries
 
     def turn_begun(self, link: DurableLink, turn: Turn, turn_id: int) -> None:
         """A turn runs; it holds the latch of its session, where that has a writer."""
@@ -343,6 +370,8 @@ class Durability:
                 "expectedTurnId": params.expected_turn_id,
                 "actualTurnId": actual,
             }
+        # The record says a little more than the request did.
+        found.link.check_frame(len(encode_checked(params)) + _STEER_BYTES)
         self._steers[session_id] = steers
         steers.count += 1
         found.steered += 1

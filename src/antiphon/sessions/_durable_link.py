@@ -45,6 +45,10 @@ log = logging.getLogger("antiphon.journal")
 
 #: Records that are read at once.
 _PAGE = 256
+#: What an update's frame is longer in a subscriber's copy, at most.
+RIDER_BYTES = len(
+    b',"_meta":{"raxol.io":{"offset":%d,"taint":"external","ts":%d}}' % (1 << 63, 1 << 63)
+)
 _TAG = re.compile(rb'\{"sessionUpdate":"([a-z_]+)"')
 #: Taints of the updates that turns send most, by the tag's bytes.
 _TAINTS: Mapping[bytes, str] = {
@@ -171,8 +175,12 @@ class DurableLink:
         return self.connection.lost_error()
 
     def check_frame(self, size: int) -> None:
-        """Raise `LimitExceeded` for a frame of that size."""
-        self.connection.check_frame(size)
+        """Raise `LimitExceeded` for a frame of that size, or if a copy of it would be too large."""
+        self.connection.check_frame(size + RIDER_BYTES)
+
+    def _check_update(self, update: bytes) -> None:
+        """Raise `LimitExceeded` for an update that no frame has room for."""
+        self.check_frame(self._start + len(update) + 2)
 
     @property
     def writing_paused(self) -> bool:
@@ -472,7 +480,7 @@ class DurableLink:
             # No await from here on: nothing can come between the question and the latch.
             durability.check_free(session_id)
             if writer is not None:
-                entries = durability.prompt_entries(turn.params.prompt)
+                entries = durability.prompt_entries(turn.params.prompt, self._check_update)
 
                 def begun(record: Record | None) -> None:
                     self._prompt = range(0)

@@ -37,7 +37,7 @@ from antiphon.journal import (
     attach_denied,
     read_rider,
 )
-from antiphon.runtime import NoticeRoute, RequestRoute
+from antiphon.runtime import NoticeRoute, RequestRoute, deferrable
 from antiphon.schema import UNSET, UnsetType, decode, encode_checked, v1, v1_unstable
 from antiphon.sessions._agent_router import AgentRouter
 from antiphon.sessions._durability import SteerParams
@@ -202,24 +202,33 @@ class DurableRouter(AgentRouter):
         if method == "session/prompt":
             return route
         peer, invoke, control = self._peer, route.invoke, method in _CONTROL
+        extension = method.startswith("_")
+        if extension:
+            invoke = deferrable(invoke)
 
         async def answer(params: Any, context: AgentContext) -> Any:
             session_id = context.session_id
             if control:
                 await self._check_may(session_id)
+            elif extension and (link := self._link_of(session_id)) and link.role is None:
+                # What one means for whoever looks on is the agent's to say; nobody else may ask.
+                self._check_control(session_id)
             result = await invoke(params, context)
-            session = peer.sessions.get(session_id)
-            if session is not None and session.durable is not None:
-                session.durable.touched = True
+            link = self._link_of(session_id)
+            if link is not None:
+                link.touched = True
             await peer.all_settled()
             return result
 
         return RequestRoute(route.decode, answer, route.encode, route.accept, route.withdraw)
 
+    def _link_of(self, session_id: str) -> DurableLink | None:
+        session = self._peer.sessions.get(session_id)
+        return None if session is None else session.durable
+
     def _check_control(self, session_id: str) -> None:
         """Refuse what an observer asks for. A session not known here is found missing elsewhere."""
-        session = self._peer.sessions.get(session_id)
-        link = None if session is None else session.durable
+        link = self._link_of(session_id)
         if link is None or link.role == "controller":
             return
         if link.asked:
