@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from antiphon.journal import Entry, JournalError, JournalInUse, SqliteJournal
-from antiphon.journal._sqlite_thread import Writer
+from antiphon.journal._sqlite_thread import Reader, Writer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -298,3 +298,33 @@ async def test_the_log_is_folded_when_it_is_long_and_not_at_each_commit(
 
     assert size < 4 << 20
     assert 5 <= len(folds) <= 12  # 18 MB, 2 MB at a time
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError(13, "not any more"), sqlite3.DatabaseError("it is spoiled")],
+    ids=["system", "sqlite"],
+)
+async def test_who_follows_what_cannot_be_read_any_more_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    journal = SqliteJournal(tmp_path / "journal", shards=1)
+    log = await journal.open("s-1")
+    await log.claim()
+    await log.append([update(1)])
+    following = SqliteJournal(tmp_path / "journal")
+    runs = following.follow("s-1")
+    assert len(await anext(runs)) == 1
+    rest = asyncio.ensure_future(anext(runs))
+    there = await following.open("s-1")
+    await asyncio.sleep(0)
+    await there.high_watermark()  # behind the one of who follows, who only waits for news now
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "_current", Mock(side_effect=error))
+        with pytest.raises(JournalError):
+            await rest
+
+    assert await there.high_watermark() == 1
+    await following.aclose()
+    await journal.aclose()

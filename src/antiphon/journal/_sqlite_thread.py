@@ -828,10 +828,12 @@ class Reader(_Thread):
             if version == self._version:
                 return
             marks = self._read(lambda view: _watermarks(view, follows))
-        except (JournalError, sqlite3.Error) as error:
+        except (JournalError, sqlite3.Error, OSError) as error:
             log.info("%s: looking for news: %s", self.place.name, error)
-            return
-        self._version = version
+            # No mark is less than none: who follows asks what is wrong.
+            marks = [(moved, -1) for _, moved in follows]
+        else:
+            self._version = version
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(_moved, marks)
 
