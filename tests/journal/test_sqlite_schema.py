@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from antiphon.journal import JournalDamaged, JournalError
+from antiphon.journal import JournalDamaged, JournalError, _sqlite_schema
 from antiphon.journal._sqlite_schema import (
     MIGRATIONS,
     VERSION,
@@ -199,6 +199,36 @@ def test_an_older_version_is_brought_up_whole_or_not_at_all(
     versions = [version for (version,) in new.execute("SELECT version FROM migrations")]
     assert versions == [*range(1, VERSION + 2)]
     new.close()
+
+
+def test_a_database_that_is_not_whole_never_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "journal"
+    make_directory(directory, 4)
+    migrate = _sqlite_schema._migrate
+    beside: list[sqlite3.Connection] = []
+
+    def migrate_watched(database: sqlite3.Connection, name: str) -> None:
+        """As on a disk that is full by now, what is in the log cannot be brought to the file."""
+        other = sqlite3.connect(directory / ".new-shard-00.db", isolation_level=None)
+        beside.append(other)
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM sqlite_schema").fetchall()
+        migrate(database, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_sqlite_schema, "_migrate", migrate_watched)
+        with pytest.raises(JournalError, match=r"shard-00\.db cannot be made"):
+            make_shard(directory, 0)
+    beside[0].close()
+
+    assert sorted(path.name for path in directory.glob("*shard*")) == []
+    make_shard(directory, 0)
+    database = connect(directory, 0, "write", "power")
+    assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    database.close()
+    assert sorted(path.name for path in directory.iterdir() if path.name[0] == ".") == []
 
 
 def test_a_database_is_made_as_the_format_says(directory: Path) -> None:

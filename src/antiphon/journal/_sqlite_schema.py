@@ -264,8 +264,21 @@ def refuse_missing(directory: Path, shard: int) -> None:
 
 def _make_database(directory: Path, name: str) -> None:
     new = directory / f".new-{name}"
-    for leftover in (new, *(new.with_name(new.name + end) for end in ("-journal", "-wal", "-shm"))):
+    files = (new, *(new.with_name(new.name + end) for end in ("-journal", "-wal", "-shm")))
+    for leftover in files:
         leftover.unlink(missing_ok=True)
+    try:
+        _fill_database(new, name)
+    except BaseException:
+        for unfinished in files:  # the disk may be full, and not because of them
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+        raise
+    new.rename(directory / name)
+    _sync_directory(directory)
+
+
+def _fill_database(new: Path, name: str) -> None:
     os.close(private_file(new))
     database = sqlite3.connect(f"{new.as_uri()}?mode=rw", uri=True, isolation_level=None)
     try:
@@ -277,10 +290,13 @@ def _make_database(directory: Path, name: str) -> None:
         database.execute("PRAGMA journal_mode=WAL")
         database.execute(f"PRAGMA application_id={APPLICATION_ID}")
         _migrate(database, name)
+        # Closing would do that too, and say nothing where the disk is full: what is left in the log
+        # does not go along to the new name.
+        (busy, _, _) = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise JournalError(f"{name} cannot be made: another process looks at it")
     finally:
         database.close()
-    new.rename(directory / name)
-    _sync_directory(directory)
 
 
 def connect(directory: Path, shard: int, mode: Mode, durability: Durability) -> sqlite3.Connection:
