@@ -198,8 +198,6 @@ def played(change: str, marked: dict[str, str]) -> subprocess.CompletedProcess[b
     program = (
         "import sys\n"
         "from antiphon.cli import main, _demo_resume\n"
-        "right = _demo_resume.attach_again\n"
-        "times = []\n"
         f"{change}"
         "sys.exit(main(['demo', '--resume', '--json', '--timeout', '15']))\n"
     )
@@ -220,12 +218,14 @@ def test_a_client_that_goes_on_wrongly_fails(wrong: str) -> None:
     how, verdict = WRONG[wrong]
     marked = environment()
     done = played(
-        "async def attach_again(session, peer, capability):\n"
-        "    times.append(peer)\n"
-        "    if len(times) > 1:\n"
-        "        return await right(session, peer, capability)\n"
-        f"    return await session.reattach(peer, capability=capability, {how})\n"
-        "_demo_resume.attach_again = attach_again\n",
+        "from antiphon import Session\n"
+        "right, times = Session.reattach, []\n"
+        "def reattach(session, *to, **options):\n"
+        "    times.append(to)\n"
+        "    if len(times) == 2:  # the first is the attach, the second after the first accident\n"
+        f"        options.update({how})\n"
+        "    return right(session, *to, **options)\n"
+        "Session.reattach = reattach\n",
         marked,
     )
 

@@ -226,11 +226,7 @@ def run(options: argparse.Namespace) -> int:
 async def _bounded(options: argparse.Namespace, output: Output, plan: Plan, place: Path) -> int:
     task = asyncio.current_task()
     assert task is not None
-
-    def nobody_looks() -> None:
-        task.cancel()
-
-    output.on_lost = nobody_looks
+    output.on_lost = task.cancel
     bound = options.timeout or _BOUND
     try:
         async with asyncio.timeout(bound):
@@ -623,7 +619,7 @@ class _Play:
         """Connect anew and attach behind what is held; the journal's mark, up to which it is history."""
         held = session.offset
         link = await self._connect()
-        mark = await attach_again(session, link.peer, self._secret)
+        mark = await session.reattach(link.peer, capability=self._secret)
         self._history += mark - held
         return mark
 
@@ -638,11 +634,6 @@ class _Play:
             raise ConnectionClosed("the session is gone from the journal")
         finally:
             await journal.aclose()
-
-
-async def attach_again(session: Session, peer: AgentPeer, capability: str) -> int:
-    """Go on with a session over another connection, behind the last record that it holds."""
-    return await session.reattach(peer, capability=capability)
 
 
 def _records(held: int, mark: int) -> str:

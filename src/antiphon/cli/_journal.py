@@ -1,8 +1,9 @@
 """`antiphon journal`: look into the sessions that a durable agent keeps in a directory.
 
-Finds the journal and the session that is meant, and turns what goes wrong into words and an exit code. What records tell, `_journal_story` knows, how that looks
-`_journal_page`, how it is exported `_journal_lines`. All of it reads only, and beside a running agent;
-`prune`, which deletes, is in `_journal_prune`.
+Finds the journal and the session that is meant, and turns what goes wrong into words and an exit code.
+What records tell, `_journal_story` knows, how that looks `_journal_page`, how it is exported
+`_journal_lines`. All of it reads only, and beside a running agent; `prune`, which deletes, is in
+`_journal_prune`.
 """
 
 from __future__ import annotations
@@ -102,9 +103,9 @@ def _fail(output: Output, options: argparse.Namespace, message: str, code: int) 
 
 
 async def _bounded(work: Coroutine[Any, Any, T], output: Output) -> T:
-    """The result of `work`, unless nobody reads any more what it prints: then `_Unread`."""
+    """The result of `work`, unless nobody reads any more what it prints: then `_UnreadError`."""
     doing = asyncio.create_task(work)
-    output.on_lost = lambda: _cancel(doing)
+    output.on_lost = doing.cancel
     try:
         return await doing
     except asyncio.CancelledError:
@@ -119,10 +120,6 @@ async def _bounded(work: Coroutine[Any, Any, T], output: Output) -> T:
 
 class _UnreadError(Exception):
     """Standard output is lost."""
-
-
-def _cancel(task: asyncio.Task[Any]) -> None:
-    task.cancel()
 
 
 class Look:
@@ -371,10 +368,9 @@ _OPEN: Final = (
 async def _tail(options: argparse.Namespace, output: Output) -> int:
     try:
         async with asyncio.timeout(options.timeout):
-            code = await _follow(options, output)
+            return await _follow(options, output)
     except TimeoutError:
-        code = TIMEOUT
-    return code
+        return TIMEOUT
 
 
 async def _follow(options: argparse.Namespace, output: Output) -> int:

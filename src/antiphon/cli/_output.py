@@ -51,7 +51,7 @@ class Output:
         on_lost: called once when that is found out.
     """
 
-    def __init__(self, on_lost: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_lost: Callable[[], object] | None = None) -> None:
         self.on_lost = on_lost
         # Under `>&-` the interpreter has no stdout at all.
         self.was_there = sys.stdout is not None  # pyright: ignore[reportUnnecessaryComparison]
