@@ -330,10 +330,13 @@ def test_an_agent_keeps_its_sessions_where_the_command_says(module: Path) -> Non
     assert [json.loads(line)["records"] for line in listed.out.splitlines()] == [5]
 
 
-def test_a_journal_that_cannot_be_used_is_said_before_anything_is_served(module: Path) -> None:
+@pytest.mark.parametrize("place", ["file", "file/journal"])
+def test_a_journal_that_cannot_be_used_is_said_before_anything_is_served(
+    module: Path, place: str
+) -> None:
     (module / "file").write_text("no directory")
 
-    ran = antiphon("run", "noisy:agent", "--journal", "file", cwd=module)
+    ran = antiphon("run", "noisy:agent", "--journal", place, cwd=module)
 
     assert ran.code == 1
     assert "antiphon run: the journal cannot be used: " in ran.err

@@ -43,6 +43,34 @@ async def filled(directory: Path, session_id: str, *entries: Entry) -> None:
     await journal.aclose()
 
 
+async def test_it_can_be_made_before_there_is_anything_to_keep(directory: Path) -> None:
+    journal = SqliteJournal(directory)
+    await journal.make()
+
+    assert sorted(path.name for path in directory.iterdir()) == ["journal.json", "lock", "owners"]
+    assert await journal.sessions() == []
+    await journal.aclose()
+
+
+async def test_what_is_in_the_way_of_writing_is_found_when_it_is_made(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(directory, "s-1", created())
+    under_a_file = SqliteJournal(directory / "journal.json" / "journal")
+    with pytest.raises(JournalError, match=r"journal\.json is not a directory"):
+        await under_a_file.make()
+    await under_a_file.aclose()
+
+    def access(_path: Path, mode: int) -> bool:
+        return mode != os.W_OK
+
+    monkeypatch.setattr(os, "access", access)
+    read_only = SqliteJournal(directory)
+    with pytest.raises(JournalError, match="cannot be written to"):
+        await read_only.make()
+    await read_only.aclose()
+
+
 async def test_what_was_appended_is_there_for_the_next_process(directory: Path) -> None:
     await filled(directory, "s-1", created(), chunk("one"), chunk("two"))
 

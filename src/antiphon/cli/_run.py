@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _journal(directory: str) -> Journal | None:
-    """The journal in a directory, or None after saying why it cannot be one."""
+    """The journal in a directory, made if there is none; None after saying why it cannot be one."""
     import asyncio
 
     from antiphon.journal import JournalError, SqliteJournal
@@ -70,7 +70,7 @@ def _journal(directory: str) -> Journal | None:
         # One of its own: the journal that serves belongs to the loop that does.
         journal = SqliteJournal(directory)
         try:
-            await journal.info("")
+            await journal.make()
         finally:
             await journal.aclose()
 
@@ -106,7 +106,10 @@ def _listen(agent: Agent, address: TcpAddress | UnixAddress, journal: Journal | 
                 agent, address.host, address.port, journal=journal, on_listening=_tell_where
             )
     except ValueError as error:
-        raise UsageError(f"antiphon run: --listen {address}: {error}") from None
+        why = str(error).replace(
+            ": allow_remote=True", "; only a program can: serve_tcp(…, allow_remote=True)"
+        )
+        raise UsageError(f"antiphon run: --listen {address}: {why}") from None
     try:
         with contextlib.suppress(KeyboardInterrupt):
             server.run()

@@ -84,7 +84,8 @@ class SqliteJournal(Journal):
     session are told apart by an owner that the operating system knows to be alive.
 
     An object belongs to the loop on which it is used first, and to its process: it is of no use after
-    a fork. It makes the directory (for its user alone) with the first append, never while reading.
+    a fork. It makes the directory (for its user alone) with the first append, or when told to (`make`),
+    never while reading.
 
     Nothing is ever removed unless somebody asks (`delete`, `prune`).
 
@@ -137,6 +138,16 @@ class SqliteJournal(Journal):
     def losses(self) -> tuple[Loss, ...]:
         """Acknowledged commits that were found to be missing when files were opened."""
         return tuple(self._shards.losses)
+
+    async def make(self) -> None:
+        """Make the directory if there is none, and find out now whether it can be written to.
+
+        For whoever would rather not start than go on without a journal; the first append does the same.
+
+        Raises:
+            JournalError: what is in the way.
+        """
+        await self._shards.make()
 
     async def open(self, session_id: str) -> SessionLog:
         self._shards.check()

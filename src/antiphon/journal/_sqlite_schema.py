@@ -180,8 +180,13 @@ def make_directory(directory: Path, shards: int) -> int:
                     _place(directory, _SHAPE, lambda fd: _write_all(fd, text))
                     found = shards
         _private_directory(directory / OWNERS)
+        writable = os.access(directory, os.W_OK)
+    except FileExistsError as error:  # a parent is a file
+        raise JournalError(f"{error.filename or directory} is not a directory") from error
     except OSError as error:
         raise JournalError(f"{directory}: {error.strerror or error}") from error
+    if not writable:
+        raise JournalError(f"{directory} cannot be written to")
     return found
 
 

@@ -149,13 +149,17 @@ class Shards:
             )
         return reader
 
-    async def writer_of(self, session_id: str) -> Writer:
-        """What writes to the session's shard; makes the directory where there is none."""
+    async def make(self) -> int:
+        """Make the directory where there is none; how many shards there are."""
         self.refuse_writing()
         self.check()
         await self._shaped(make=True)
         assert self._shape is not None
-        shard = _shard_of(session_id, self._shape)
+        return self._shape
+
+    async def writer_of(self, session_id: str) -> Writer:
+        """What writes to the session's shard; makes the directory where there is none."""
+        shard = _shard_of(session_id, await self.make())
         writer = self._writers.get(shard)
         if writer is None:
             writer = self._writers[shard] = Writer(
