@@ -181,6 +181,7 @@ ARROWS: dict[str, dict[str, str]] = {
 }
 # Rooms that are entered from outside their folder, and why the door does not show them.
 ENTERED: dict[str, str] = {
+    "journal._record": "an export writes the frames that a subscriber sends: nothing for users",
     "sessions._methods": "the method table as both sides use it: nothing for users",
     "transports._listener": "opening and accepting is what a server is made of: nothing for users",
     "services._question": "in which thread a plain function asks is antiphon.sync's business alone",

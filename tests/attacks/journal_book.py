@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from antiphon.journal import SESSION_CREATED, TURN_COMPLETED, TURN_STARTED, FrameHeads
+from antiphon.journal import SESSION_CREATED, TURN_COMPLETED, TURN_STARTED
+from antiphon.journal._record import FrameHeads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 from antiphon.journal import (
     SESSION_UPDATE,
     Entry,
-    FrameHeads,
     Journal,
     Record,
     SessionLog,
@@ -31,6 +30,7 @@ from antiphon.journal import (
     Writers,
     taint_of_update,
 )
+from antiphon.journal._record import FrameHeads
 from antiphon.schema import encode
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from antiphon.cli._demo_resume import Plan, Witness, prove
-from antiphon.journal import FrameHeads
+from antiphon.journal._record import FrameHeads
 from tests.cli.command import BOUND, COMMAND, antiphon, environment, left_by
 from tests.cli.records import chunk, completed, orphaned, records, started
 

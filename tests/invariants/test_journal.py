@@ -19,7 +19,6 @@ from antiphon import ResourceNotFound
 from antiphon.journal import (
     SESSION_UPDATE,
     Entry,
-    FrameHeads,
     MemoryJournal,
     Record,
     Rider,
@@ -27,6 +26,7 @@ from antiphon.journal import (
     Subscriber,
     Writer,
 )
+from antiphon.journal._record import FrameHeads
 from tests.invariants.controls import changed, controlled, together
 from tests.journal.attachments import SESSION, Link, offset_of, session, update, written
 from tests.journal.schedules import Reader, hold

@@ -13,11 +13,11 @@ from antiphon.journal import (
     STEER,
     TURN_COMPLETED,
     TURN_STARTED,
-    FrameHeads,
     Record,
     tag_of_update,
     taint_of_update,
 )
+from antiphon.journal._record import FrameHeads
 from antiphon.schema import v1
 
 UPDATE = b'{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"hi"}}'

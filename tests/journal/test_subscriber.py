@@ -15,7 +15,6 @@ from antiphon import ConnectionClosed, InvalidParams, ResourceNotFound
 from antiphon.core import error_frame
 from antiphon.journal import (
     Entry,
-    FrameHeads,
     JournalError,
     MemoryJournal,
     Record,
@@ -23,6 +22,7 @@ from antiphon.journal import (
     SessionLog,
     Writer,
 )
+from antiphon.journal._record import FrameHeads
 from antiphon.journal._subscriber import _LONGEST, _PAGE, _PAGE_BYTES, Subscriber
 from tests.journal.attachments import SESSION, Link, session, update, written
 from tests.journal.schedules import hold, steps

@@ -23,7 +23,7 @@ import msgspec
 
 from antiphon._version import __version__
 from antiphon.cli._output import one_line
-from antiphon.journal import FrameHeads
+from antiphon.journal._record import FrameHeads
 
 if TYPE_CHECKING:
     from antiphon.journal import Record, SessionInfo
