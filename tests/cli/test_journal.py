@@ -571,6 +571,19 @@ def test_a_damaged_record_is_named_and_the_others_are_shown(
     assert says(capfd, "show", str(directory), "s-2")[::2] == (0, "")
 
 
+def test_tail_names_a_damaged_record_and_shows_the_others(
+    damaged: tuple[Path, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory, file = damaged
+    arguments = ("tail", str(directory), "s-1", "--from", "1", "--until-idle", "--json")
+    said = says(capfd, *arguments)
+
+    assert said[0] == 1
+    assert said[2] == f"damaged: {file}, session s-1, record 7: the checksum does not fit\n"
+    offsets = [line["offset"] for line in lines(said) if line["type"] == "record"]
+    assert offsets == [*range(1, 7), *range(8, 26)]
+
+
 def test_damage_is_a_line_for_programs(
     damaged: tuple[Path, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -657,6 +670,9 @@ def test_a_shard_that_is_none_is_named_and_the_other_sessions_are_listed(
         assert code == (0 if session_id in left else 1)
         assert ("at work" in out) == (session_id in left)
         assert ("shard-00.db" in err) == (session_id not in left)
+    code, _, err = says(capfd, "show", str(directory), "nobody")
+    assert code == 1  # it may be among those that cannot be read
+    assert f"no session begins with 'nobody'; it has {len(left)} that can be read" in err
     code, out, err = says(capfd, "verify", str(directory))
     assert code == 1
     assert "damaged: shard-00.db: " in err

@@ -552,7 +552,11 @@ def _add_journal(add_parser: Callable[..., _Parser]) -> None:
         default=[],
         help="this session, by id or its beginning; may be repeated",
     )
-    prune.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    prune.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="only say what would be deleted, if no process writes it then",
+    )
     prune.add_argument("--yes", action="store_true", help="delete without asking")
 
 

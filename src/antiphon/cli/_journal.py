@@ -180,7 +180,10 @@ class Look:
             return fitting[0]
         if not fitting:
             known = f"it has {len(sessions):,}" if sessions else "it has none"
-            raise Failed(f"no session begins with {as_line(prefix)!r}; {known}", NO_SESSION)
+            if self.damages:
+                known += " that can be read"
+            code = DAMAGED if self.damages else NO_SESSION
+            raise Failed(f"no session begins with {as_line(prefix)!r}; {known}", code)
         ids = "".join(f"\n  {as_line(one.session_id)}" for one in fitting[:20])
         more = f"\n  … and {len(fitting) - 20} more" if len(fitting) > 20 else ""
         raise Failed(f"several sessions begin with {as_line(prefix)!r}:{ids}{more}", NO_SESSION)
@@ -379,21 +382,31 @@ async def _follow(options: argparse.Namespace, output: Output) -> int:
         session = await look.find(options.session)
         start = await _start_of_tail(options, look, session)
         story, page = Story(), Page(choose_paper(output), cwd=_cwd(session))
+
+        def show(record: Record) -> None:
+            if not wanted(record):
+                return
+            if options.json:
+                output.write(record_line(record))
+                return
+            for change in story.add(record):
+                page.live(change)
+            story.take()
+
         try:
             if not options.json:
                 page.head(session)
                 if start > 1:
                     page.remark(f"from record {start:,}")
-            if options.until_idle and await _is_idle(look.journal, session.session_id, start - 1):
+            # What is there already is read as `show` does: damage in it hides nothing else.
+            async for record in _readable(look, session.session_id, start, session.records):
+                show(record)
+            last = max(start - 1, session.records)
+            if options.until_idle and await _is_idle(look.journal, session.session_id, last):
                 return look.code
-            async for records in look.journal.follow(session.session_id, start):
-                for record in filter(wanted, records):
-                    if options.json:
-                        output.write(record_line(record))
-                        continue
-                    for change in story.add(record):
-                        page.live(change)
-                    story.take()
+            async for records in look.journal.follow(session.session_id, last + 1):
+                for record in records:
+                    show(record)
                 last = records[-1].offset
                 if options.until_idle and await _is_idle(look.journal, session.session_id, last):
                     return look.code
