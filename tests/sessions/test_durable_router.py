@@ -20,7 +20,14 @@ from antiphon import (
     Turn,
     extension,
 )
-from antiphon.journal import Entry, Grant, JournalError, MemoryJournal, SessionLog
+from antiphon.journal import (
+    Entry,
+    Grant,
+    JournalError,
+    MemoryJournal,
+    SessionInfo,
+    SessionLog,
+)
 from antiphon.schema import v1
 from antiphon.testing import RawPeer, raw_client
 
@@ -1029,6 +1036,17 @@ async def test_sessions_are_listed_the_last_changed_first_by_folder_and_page() -
     )
     assert {each["cwd"] for each in half["sessions"]} == {"/work/1"}
     assert wrong["error"]["code"] == -32602
+
+
+async def test_a_session_that_changed_at_no_time_is_listed_without_one() -> None:
+    class Foreign(MemoryJournal):
+        async def sessions(self) -> list[SessionInfo]:
+            return [SessionInfo("s-1", 1, 0, 1 << 62, {"cwd": "/"}, None, turn_open=False)]
+
+    async with client(Scripted(), Foreign()) as raw:
+        listed = (await raw.ask("session/list", {}))["result"]["sessions"]
+
+    assert listed == [{"sessionId": "s-1", "cwd": "/"}]
 
 
 @pytest.mark.covers("R1-61")

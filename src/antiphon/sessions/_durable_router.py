@@ -30,6 +30,7 @@ from antiphon._errors import (
 )
 from antiphon.journal import (
     Denied,
+    Follower,
     Grant,
     Record,
     Rider,
@@ -40,6 +41,7 @@ from antiphon.journal import (
 from antiphon.runtime import NoticeRoute, RequestRoute, deferrable
 from antiphon.schema import UNSET, UnsetType, decode, encode_checked, v1, v1_unstable
 from antiphon.sessions._agent_router import AgentRouter
+from antiphon.sessions._attach_frames import KEY
 from antiphon.sessions._durability import SteerParams
 from antiphon.sessions._durable_link import DurableLink
 from antiphon.sessions._methods import allowed_by, tree_of
@@ -49,7 +51,7 @@ from antiphon.sessions._turn_states import Event, State
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from antiphon.journal import AttachContext, Follower, SessionInfo, SessionLog, Writer
+    from antiphon.journal import AttachContext, SessionInfo, SessionLog, Writer
     from antiphon.runtime import InboundCall
     from antiphon.sessions._agent_router import AgentContext, AgentHandlersLike
     from antiphon.sessions._agent_session import AgentSession
@@ -569,8 +571,6 @@ class DurableRouter(AgentRouter):
             if writer is not None:
                 await writer.ready()
         except JournalInUse:
-            from antiphon.journal import Follower
-
             return Follower(self._durability.journal, session.session_id)
         except JournalError:
             return None  # a journal that can only be read
@@ -684,7 +684,7 @@ class DurableRouter(AgentRouter):
             if link.attached is subscriber:
                 replays = asked.history == "from_offset"
                 link.attach_answered(asked.from_offset - 1 if replays else mark)
-        rider = {"raxol.io": {"highWatermark": mark}}
+        rider = {KEY: {"highWatermark": mark}}
         if options is not None:
             options = self._peer.allowed_options(options)
         if not accepted.known or standard:
@@ -852,8 +852,8 @@ def _builtins(meta: Any) -> Any:
 def _with_extension(meta: Any, facts: dict[str, Any]) -> dict[str, Any]:
     """A `_meta` with what is said of the extension; what an author says there as well stays."""
     merged: dict[str, Any] = dict(cast("Mapping[str, Any]", meta)) if meta else {}
-    said: Any = merged.get("raxol.io")
-    merged["raxol.io"] = {**facts, **said} if isinstance(said, Mapping) else facts
+    said: Any = merged.get(KEY)
+    merged[KEY] = {**facts, **said} if isinstance(said, Mapping) else facts
     return merged
 
 
@@ -888,12 +888,20 @@ def _position(cursor: Any) -> tuple[int, str] | None:
 
 
 def _shown_info(info: SessionInfo) -> v1.SessionInfo:
-    updated = dt.datetime.fromtimestamp(info.updated / 1000, dt.UTC)
     cwd = info.meta.get("cwd")
     return v1.SessionInfo(
         session_id=info.session_id,
         cwd=cwd if isinstance(cwd, str) else "/",
         additional_directories=_directories(info) or UNSET,
         title=UNSET if info.title is None else info.title,
-        updated_at=updated.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        updated_at=_moment(info.updated),
     )
+
+
+def _moment(ts: int) -> str | UnsetType:
+    """A time for `session/list`; journals that others fill may hold what is none."""
+    try:
+        moment = dt.datetime.fromtimestamp(ts / 1000, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return UNSET
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
