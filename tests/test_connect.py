@@ -564,3 +564,31 @@ async def test_the_block_can_be_left_while_a_turn_is_open() -> None:
     await asyncio.wait_for(serving, 10)
     assert agent.turns[0].cancelled
     assert agent.turns[0].over
+
+
+def test_who_keeps_no_journal_loads_none() -> None:
+    code = """
+import asyncio, sys
+from antiphon import Agent, connect, serve
+from antiphon.transports import memory_pair
+
+class Echo(Agent):
+    async def prompt(self, turn):
+        await turn.say(turn.text)
+
+async def main():
+    here, there = memory_pair()
+    serving = asyncio.create_task(serve(Echo(), there))
+    async with connect(here) as agent:
+        session = await agent.new_session(cwd="/")
+        print((await session.prompt("hi")).text)
+    await serving
+    print([name for name in sys.modules if name == "sqlite3" or "journal" in name])
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True, timeout=20
+    )
+
+    assert done.stdout == "hi\n[]\n"
