@@ -232,7 +232,7 @@ async def test_a_session_of_another_process_is_followed(
     await journal.aclose()
 
     assert seen == list(range(2, 24))
-    assert statistics.median(delays) < 0.05
+    assert statistics.median(delays) < 0.2  # it looks every 20 ms; a busy machine is given more
 
 
 async def test_following_ends_with_the_session(directory: Path) -> None:

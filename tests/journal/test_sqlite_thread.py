@@ -71,7 +71,7 @@ async def test_a_flush_does_not_wait_for_more(tmp_path: Path) -> None:
     for n in range(5):
         await log.append([update(n)], flush=True)
 
-    assert loop.time() - started < 0.9
+    assert loop.time() - started < 3  # of the five that waiting for more takes
     await journal.aclose()
 
 
