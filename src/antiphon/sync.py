@@ -667,6 +667,7 @@ class Session:
     def cancel(self, *, backstop: float | None | UnsetType = UNSET) -> None:
         """Send `session/cancel` if a turn is open; it ends soon, with "cancelled".
 
+        While this session is attached, that may be another client's turn.
         For another thread than the one that waits for the turn; that one may use Ctrl-C, or leave
         the turn's block. Permission requests of the turn are answered cancelled. An agent that has
         not answered after `backstop` seconds (UNSET: one more than `Limits.cancel_backstop`, None: no

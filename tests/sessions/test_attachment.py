@@ -157,6 +157,18 @@ async def test_what_another_client_does_is_the_sessions(agent: JournaledAgent) -
         await watcher.stop()
 
 
+async def test_who_is_attached_can_ask_for_the_end_of_anothers_turn(agent: JournaledAgent) -> None:
+    async with attached(agent) as world:
+        await world.session.cancel()
+        assert await agent.until_sent("session/cancel") == {"sessionId": "s1"}
+        # From then on it is nobody's turn that we could know of.
+        await world.session.detach()
+        await world.session.cancel()
+        await settle()
+
+        assert len(agent.sent("session/cancel")) == 1
+
+
 async def test_a_turn_of_another_client_is_not_taken_for_ours() -> None:
     agent = JournaledAgent()
     async with attached(agent) as world:

@@ -198,6 +198,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         """The end of the turn, in the place it has in the stream; or not its end, if more comes."""
         session, connection = self.session, self.session.inbox.connection
         attachment = session.attachment
+        if self.ended:  # records of its session have said so before
+            return
         if attachment is not None and attachment.turn_answered(result, error):
             self._goes_on()
             return
@@ -290,6 +292,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         if self._queue is None and self.session.winding_down is not None:
             await self.session.winding_down.wait()
         await self.session.peer.link(self.session)
+        if self.session.attachment is not None:
+            await self.session.attachment.stray_over()
         self._send()
 
     def _send(self) -> None:
@@ -719,12 +723,17 @@ class Session:
     async def cancel(self, *, backstop: float | None | UnsetType = UNSET) -> None:
         """Send `session/cancel` if a turn is open; permission requests of it are answered cancelled.
 
+        While this session is attached, another client's turn may be open in it: then it is sent, too,
+        and the agent decides whether we may (resumable-sessions §2). Without a turn it does nothing.
+
         Returns when the frame is queued; the turn ends with its answer (R1-91, R1-92). An agent that
         has not answered after `backstop` seconds (UNSET: one more than `Limits.cancel_backstop`, None:
         no bound) is given up, and the turn ends with `RequestTimeout`.
         """
         turn = self.turn
         if turn is None:
+            if self.attached:
+                self.peer.notify_cancel(self.session_id)
             return
         self.peer.notify_cancel(self.session_id)
         # From here on it is the answer that somebody waits for: it is read past a spent budget.
