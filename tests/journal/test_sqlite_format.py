@@ -63,6 +63,88 @@ def test_records_are_read_as_they_were_written(
     assert index.records == len(told)
 
 
+#: What is packed at once, and what among it has to be looked at more closely.
+PLAIN = [
+    update(b'{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"Hello"}}'),
+    update('{"sessionUpdate":"plan","entries":[],"x":"\u00e9"}'.encode()),
+    Entry("session_update", b' {"a":1,"sessionUpdate":"tool_call"} ', "external"),
+    Entry("session_update", b'{"sessionUpdate":"tool_call_update"}', "t\udfff"),
+]
+ODD = [
+    update(b'{"sessionUpdate":"current_mode_update","currentModeId":"m"}'),
+    update(b'{"sessionUpdate":"usage_upd\\u0061te"}'),
+    update(b'{"sessionUpdate":"plan","sessionUpdate":"usage_update"}'),
+    update(b'{"sessionUpdate":"usage_update","sessionUpdate":"plan"}'),
+    update(b'{"sessionUpdate":"session_info_update","title":"A"}'),
+    update(b'{"sessionUpdate":"plan",\n"entries":[]}'),
+    update(b'{"sessionUpdate":"plan",\r"entries":[]}'),
+    update(b'{"sessionUpdate":"plan","x":"%b"}' % (b"x" * RUN_BYTES)),
+    update(b'{"sessionUpdate":"of_later"}'),
+    update(b"{}"),
+    Entry("session_created", b'{"sessionUpdate":"plan"}', "agent"),
+    Entry("turn_started", b'{"turnId":1}', "user"),
+    Entry("k\ud800", b'{"sessionUpdate":"plan"}', "agent"),
+]
+
+
+def alone(entries: list[Entry], index: Index) -> tuple[list[Row], list[Record], Index]:
+    """The same, one by one."""
+    rows: list[Row] = []
+    records: list[Record] = []
+    for entry in entries:
+        row, record, index = packed(entry, index=index)
+        rows += row
+        records += record
+    return rows, records, index
+
+
+def assert_alike(entries: list[Entry], start: Index) -> None:
+    rows, records, index = packed(*entries, index=start)
+    each, single, after = alone(entries, start)
+    assert b"\n".join(row.body for row in rows) == b"\n".join(row.body for row in each)
+    assert b"".join(row.checks for row in rows) == b"".join(row.checks for row in each)
+    assert records == single == unpacked(rows)
+    assert index == after
+    assert all(len(row.checks) <= 4 * RUN_RECORDS for row in rows)
+    assert all(len(row.body) < RUN_BYTES + RUN_RECORDS or len(row.checks) == 4 for row in rows)
+
+
+@given(
+    before=st.sampled_from([0, 1, 990, 999, 1000, 1990, 2**39]),
+    each=st.lists(
+        st.tuples(st.sampled_from(PLAIN + ODD), st.sampled_from([1, 2, 11, 12, 200, 600])),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_many_records_are_packed_like_each_by_itself(
+    before: int, each: list[tuple[Entry, int]]
+) -> None:
+    entries = [entry for entry, count in each for _ in range(count if entry in PLAIN else 1)]
+    start = Index(before, 5, 6, latest={"turn_started": 1}) if before else Index()
+
+    assert_alike(entries, start)
+
+
+@pytest.mark.parametrize("odd", [*PLAIN, *ODD, update(PLAIN[0].payload.replace(b"H", b"H" * 2000))])
+def test_one_of_another_sort_among_many_is_packed_like_by_itself(odd: Entry) -> None:
+    assert_alike([*PLAIN[:1] * 20, odd, *PLAIN[:1] * 300], Index())
+    assert_alike([odd] * 200, Index())
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"sessionUpdate":"plan"',
+        b'{"sessionUpdate":"plan"}{}',
+        b'{"sessionUpdate":"plan","a":"\xff"}',
+    ],
+)
+def test_one_that_is_no_json_is_found_among_many(payload: bytes) -> None:
+    with pytest.raises(JournalError, match="payload"):
+        packed(*PLAIN[:1] * 300, update(payload), *PLAIN[:1] * 20)
+
+
 def test_a_row_is_lines_of_json_and_their_checksums() -> None:
     (row,), _, _ = packed(update(b'{"a":\n1}'), update(b'{"b":"\xc3\xa9"}'))
 

@@ -16,8 +16,10 @@ passes over those, and nothing here ever rewrites one (decision note 0022).
 from __future__ import annotations
 
 import json
+from collections import deque
+from itertools import repeat
 from struct import pack, unpack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -29,7 +31,7 @@ from antiphon.schema import encode
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from antiphon.journal._record import Entry
 
@@ -117,6 +119,19 @@ class _Tagged(msgspec.Struct, rename="camel", gc=False):
     session_update: str = ""
 
 
+class _Plain(msgspec.Struct, rename="camel", gc=False):
+    """An update that is no state; most are. Decoding one of those fails."""
+
+    session_update: Literal[
+        "agent_message_chunk",
+        "agent_thought_chunk",
+        "plan",
+        "tool_call",
+        "tool_call_update",
+        "user_message_chunk",
+    ]
+
+
 class _Head(msgspec.Struct, gc=False):
     offset: int
     kind: str
@@ -125,6 +140,7 @@ class _Head(msgspec.Struct, gc=False):
 
 
 _decode_tagged = msgspec.json.Decoder(_Tagged).decode
+_decode_plain = msgspec.json.Decoder(_Plain).decode
 _decode_head = msgspec.json.Decoder(_Head).decode
 _PAYLOAD = b',"payload":'
 _LF, _CR = b"\n\r"
@@ -132,6 +148,13 @@ _LF, _CR = b"\n\r"
 #: What comes between the offset and the time: there are few pairs of kind and taint.
 _middles: dict[tuple[str, str], tuple[bytes, str, str]] = {}
 _MIDDLES = 256
+
+#: Fewer than this are packed one by one.
+_FEW = 12
+#: What a line has before its kind, at most.
+_OFFSET_BYTES = 32
+#: How offsets end: writing each of them anew costs as much as all else in a line.
+_digits = [b"%03d" % number for number in range(1000)]
 
 
 def base(number: int) -> int:
@@ -202,73 +225,162 @@ def pack_runs(
     Raises:
         JournalError: a payload is not a JSON object, or too large.
     """
-    offset = index.records
-    start, seed = base(number), crc32(id_bytes(session_id))
-    if offset + len(entries) > LAST_OFFSET:
+    if index.records + len(entries) > LAST_OFFSET:
         raise JournalError("a session has as many records as the store can number")
-    rows: list[Row] = []
-    records: list[Record] = []
-    lines: list[bytes] = []
-    sums: list[int] = []
-    size = 0
-    latest: dict[str, int] | None = None
-    meta, title = index.meta, index.title
-    stamp = b"%d" % ts
-    decode = _decode_tagged
-    for entry in entries:
-        payload = entry.payload
-        kind = entry.kind
-        try:
-            if not payload.isascii():
-                payload.decode()
-            tag = decode(payload).session_update
-        except (ValueError, RecursionError):  # what is wrong, or odd, is looked at more closely
-            tag = _tag_of(payload)
-        if kind != SESSION_UPDATE:
-            tag = kind
-        elif tag in STATE_TAGS:
-            tag = tag_of_update(payload)
-        if _LF in payload or _CR in payload:
-            # Outside of strings, where JSON allows no raw line end, one is only space.
-            payload = payload.replace(b"\n", b" ").replace(b"\r", b" ")
-        offset += 1
-        middle, kind, taint = _middles.get((kind, entry.taint)) or _middle(kind, entry.taint)
-        line = b'{"offset":%d,%b%b,"payload":%b}' % (offset, middle, stamp, payload)
-        length = len(line)
-        if lines and (len(lines) == RUN_RECORDS or size + length > RUN_BYTES):
-            rows.append(_row(start + offset - len(lines), lines, sums))
-            lines, sums, size = [], [], 0
-        if length > RECORD_BYTES:
-            raise JournalError(f"a record of {length} bytes is more than the store can hold")
-        lines.append(line)
-        sums.append(crc32(line, seed))
-        size += length
-        records.append(Record(offset, session_id, kind, payload, taint, ts))
-        if tag in STATE_TAGS:
-            if latest is None:
-                latest = dict(index.latest)
-            latest[tag] = offset
-            if tag == SESSION_CREATED and meta is None:
-                meta = payload.decode()
-            elif tag == _TITLED:
-                title = title_after(title, payload)
-    rows.append(_row(start + offset + 1 - len(lines), lines, sums))
-    return (
-        rows,
-        records,
-        Index(
-            offset,
-            index.created if index.records else ts,
-            ts,
-            meta,
-            title,
-            index.latest if latest is None else latest,
-        ),
+    packing = _Packing(session_id, number, index, ts)
+    for at in range(0, len(entries), RUN_RECORDS):
+        run = entries[at : at + RUN_RECORDS]
+        if len(run) < _FEW or not packing.plain(run):
+            packing.each(run)
+    return packing.rows, packing.records, packing.index()
+
+
+class _Packing:
+    """Rows in the making."""
+
+    __slots__ = (
+        "_before",
+        "_latest",
+        "_meta",
+        "_offset",
+        "_seed",
+        "_session_id",
+        "_start",
+        "_title",
+        "_ts",
+        "records",
+        "rows",
     )
 
+    def __init__(self, session_id: str, number: int, index: Index, ts: int) -> None:
+        self._session_id = session_id
+        self._start = base(number)
+        self._seed = crc32(id_bytes(session_id))
+        self._ts = ts
+        self._before = index
+        self._offset = index.records
+        self._latest: dict[str, int] | None = None
+        self._meta = index.meta
+        self._title = index.title
+        self.rows: list[Row] = []
+        self.records: list[Record] = []
 
-def _row(key: int, lines: list[bytes], sums: list[int]) -> Row:
-    return Row(key, pack(f"<{len(sums)}I", *sums), b"\n".join(lines))
+    def index(self) -> Index:
+        """The index after all that was packed."""
+        before, ts = self._before, self._ts
+        return Index(
+            self._offset,
+            before.created if before.records else ts,
+            ts,
+            self._meta,
+            self._title,
+            before.latest if self._latest is None else self._latest,
+        )
+
+    def plain(self, run: Sequence[Entry]) -> bool:
+        """Pack a run of updates that are no states, all at once; False where it is none.
+
+        What `each` does, with no step of Python for a record: streams of text are that.
+        """
+        count = len(run)
+        taints = [entry.taint for entry in run]
+        taint = taints[0]
+        if [entry.kind for entry in run].count(SESSION_UPDATE) != count or taints.count(
+            taint
+        ) != count:
+            return False
+        middle, kind, taint = _middles.get((SESSION_UPDATE, taint)) or _middle(
+            SESSION_UPDATE, taint
+        )
+        first, session_id, ts = self._offset + 1, self._session_id, self._ts
+        middle = b',%b%d,"payload":' % (middle, ts)
+        payloads = [entry.payload for entry in run]
+        text = b"".join(payloads)
+        size = len(text) + count * (len(middle) + _OFFSET_BYTES)
+        if size > RUN_BYTES or _LF in text or _CR in text:
+            return False
+        try:
+            if not text.isascii():
+                text.decode()
+            deque(map(_decode_plain, payloads), 0)
+        except (ValueError, RecursionError):
+            return False
+        thousand, rest = divmod(first, 1000)
+        if thousand and rest + count <= 1000:
+            head, digits = b'{"offset":%d' % thousand, _digits[rest : rest + count]
+        else:
+            head, digits = b'{"offset":', [b"%d" % offset for offset in range(first, first + count)]
+        lines = list(
+            map(b"".join, zip(repeat(head), digits, repeat(middle), payloads, repeat(b"}")))
+        )
+        self.rows.append(_row(self._start + first, lines, map(crc32, lines, repeat(self._seed))))
+        self.records += map(
+            Record,
+            range(first, first + count),
+            repeat(session_id),
+            repeat(kind),
+            payloads,
+            repeat(taint),
+            repeat(ts),
+        )
+        self._offset += count
+        return True
+
+    def each(self, run: Sequence[Entry]) -> None:
+        """Pack any run, each record by itself."""
+        session_id, start, seed, ts = self._session_id, self._start, self._seed, self._ts
+        offset, records = self._offset, self.records
+        lines: list[bytes] = []
+        sums: list[int] = []
+        size = 0
+        stamp = b"%d" % ts
+        decode = _decode_tagged
+        for entry in run:
+            payload = entry.payload
+            kind = entry.kind
+            try:
+                if not payload.isascii():
+                    payload.decode()
+                tag = decode(payload).session_update
+            except (ValueError, RecursionError):  # what is wrong, or odd, is looked at more closely
+                tag = _tag_of(payload)
+            if kind != SESSION_UPDATE:
+                tag = kind
+            elif tag in STATE_TAGS:
+                tag = tag_of_update(payload)
+            if _LF in payload or _CR in payload:
+                # Outside of strings, where JSON allows no raw line end, one is only space.
+                payload = payload.replace(b"\n", b" ").replace(b"\r", b" ")
+            offset += 1
+            middle, kind, taint = _middles.get((kind, entry.taint)) or _middle(kind, entry.taint)
+            line = b'{"offset":%d,%b%b,"payload":%b}' % (offset, middle, stamp, payload)
+            length = len(line)
+            if lines and size + length > RUN_BYTES:
+                self.rows.append(_row(start + offset - len(lines), lines, sums))
+                lines, sums, size = [], [], 0
+            if length > RECORD_BYTES:
+                raise JournalError(f"a record of {length} bytes is more than the store can hold")
+            lines.append(line)
+            sums.append(crc32(line, seed))
+            size += length
+            records.append(Record(offset, session_id, kind, payload, taint, ts))
+            if tag in STATE_TAGS:
+                self._note(tag, offset, payload)
+        self.rows.append(_row(start + offset + 1 - len(lines), lines, sums))
+        self._offset = offset
+
+    def _note(self, tag: str, offset: int, payload: bytes) -> None:
+        if self._latest is None:
+            self._latest = dict(self._before.latest)
+        self._latest[tag] = offset
+        if tag == SESSION_CREATED and self._meta is None:
+            self._meta = payload.decode()
+        elif tag == _TITLED:
+            self._title = title_after(self._title, payload)
+
+
+def _row(key: int, lines: list[bytes], sums: Iterable[int]) -> Row:
+    return Row(key, pack(f"<{len(lines)}I", *sums), b"\n".join(lines))
 
 
 def next_index(index: Index, record: Record) -> Index:
