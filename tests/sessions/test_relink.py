@@ -17,6 +17,7 @@ from antiphon import (
     AgentContext,
     AttachmentClosed,
     ConnectionClosed,
+    Limits,
     LocalProtocolError,
     Reattach,
     RequestError,
@@ -557,6 +558,237 @@ async def test_a_peer_that_has_a_session_of_that_id_takes_no_other(agent: Journa
 
 
 # -------------------------------------------------------------------- a real process
+
+# -------------------------------------------------------------------- lost at a bad moment
+
+
+async def test_a_new_session_whose_attach_is_lost_shows_nothing_twice(
+    agent: JournaledAgent,
+) -> None:
+    agent.says = {"resumable": True}
+    async with connect(agent.dial, reattach=AT_ONCE) as peer:
+        agent.held.add("_raxol/session.load")
+        opening = asyncio.create_task(peer.new_session())
+        await agent.until_sent("_raxol/session.load")
+        # Told on its own link, as an agent tells its commands; what it tells then is lost.
+        agent.append("s1", "session_update", agent.chunk("told"))
+        agent.link.tell(agent.frame("s1", 2, rider=False))
+        await settle()
+        agent.append("s1", "session_update", agent.chunk("lost"))
+        agent.held.clear()
+        agent.link.cut()
+
+        session = await opening
+        updates = session.updates()
+        await session.reattach()
+        assert [text_of(await anext(updates)) for _ in range(2)] == ["told", "lost"]
+        assert session.inbox.received == 2
+        assert session.offset == 3
+
+
+async def test_a_session_that_is_resumed_is_not_replayed_where_its_attach_is_lost(
+    agent: JournaledAgent,
+) -> None:
+    agent.says = {"resumable": True}
+    agent.journals["s1"] = [("session_created", {}), ("session_update", agent.chunk("old"))]
+    async with connect(agent.dial, reattach=AT_ONCE) as peer:
+        agent.held.add("_raxol/session.load")
+
+        async def resume() -> Session:
+            return await peer.resume_session("s1")
+
+        opening = asyncio.create_task(resume())
+        await agent.until_sent("_raxol/session.load")
+        agent.held.clear()
+        agent.link.cut()
+        session = await opening
+        await session.reattach()
+        agent.append("s1", "session_update", agent.chunk("new"))
+
+        assert text_of(await anext(session.updates())) == "new"
+        assert session.inbox.received == 1
+
+
+async def test_a_session_whose_link_is_lost_right_behind_its_load_goes_on(
+    agent: JournaledAgent,
+) -> None:
+    agent.says = {"resumable": True}
+    agent.journals["s1"] = [("session_created", {}), ("session_update", agent.chunk("old"))]
+    async with connect(agent.dial, reattach=AT_ONCE) as peer:
+        agent.held.add("session/load")
+
+        async def load() -> Session:
+            return await peer.load_session("s1")
+
+        opening = asyncio.create_task(load())
+        await agent.until_sent("session/load")
+        agent.held.clear()
+        for link, message in agent.waiting:
+            agent.serve(link, message)
+        agent.link.cut()  # with the answer: nobody has asked to attach yet
+        await settle(2)
+        updates = peer.sessions["s1"].updates()
+        session = await opening
+        await session.reattach()
+        agent.append("s1", "session_update", agent.chunk("new"))
+
+        assert [text_of(await anext(updates)) for _ in range(2)] == ["old", "new"]
+        assert session.inbox.received == 2
+
+
+@pytest.mark.parametrize("how", ["leave", "timeout", "silence"])
+async def test_a_turn_that_ends_here_without_a_link_is_cancelled_over_the_next(
+    agent: JournaledAgent, how: str
+) -> None:
+    options = Reattach(attempts=2, delay=0.3)
+    limits = Limits(cancel_backstop=0.1)
+    async with linked(agent, options, limits=limits) as (_, session, _):
+        bounds: dict[str, Any] = {"timeout": {"timeout": 0.1}}.get(how, {})
+        prompt = session.prompt("go", **bounds)
+        turn = asyncio.create_task(prompt)
+        await agent.until_sent("session/prompt")
+        agent.say("s1", "a")
+        await settle()
+        agent.refuse_links = 1
+        agent.link.cut()
+        await settle()
+        if how == "leave":
+            turn.cancel()
+        elif how == "silence":
+            prompt.end(None, SilenceTimeout("session/prompt", 1.0))
+        await asyncio.wait([turn])
+        assert not agent.sent("session/cancel")
+        again = asyncio.create_task(session.prompt("again"))
+
+        await agent.until_sent("session/cancel")
+        assert len(agent.sent("session/prompt")) == 1
+        agent.finish("s1", "cancelled")
+        await agent.until_sent("session/prompt", 2)
+        agent.finish("s1")
+        assert (await again).stop_reason == "end_turn"
+        if how == "leave":
+            assert turn.cancelled()
+        else:
+            assert isinstance(turn.exception(), RequestTimeout)
+
+
+async def test_a_turn_that_goes_on_at_an_agent_that_does_not_stop_is_given_up(
+    agent: JournaledAgent,
+) -> None:
+    options = Reattach(attempts=2, delay=0.2)
+    async with linked(agent, options, limits=Limits(cancel_backstop=0.1)) as (_, session, _):
+        turn = asyncio.create_task(session.prompt("go", timeout=0.1))
+        await agent.until_sent("session/prompt")
+        await settle()
+        agent.refuse_links = 1
+        agent.link.cut()
+        with pytest.raises(RequestTimeout):
+            await turn
+        with pytest.raises(RequestError, match="already in flight"):
+            await session.prompt("again")
+        assert len(agent.sent("session/cancel")) == 1
+
+
+# -------------------------------------------------------------------- how often
+
+
+async def test_an_agent_that_dies_of_being_attached_is_given_up(agent: JournaledAgent) -> None:
+    async with linked(agent, Reattach(attempts=4, delay=0)) as (_, session, events):
+        turn = asyncio.create_task(session.prompt("go"))
+        await agent.until_sent("session/prompt")
+        serve, agent.serve = agent.serve, lambda *_: None  # type: ignore[method-assign]
+
+        def die(link: Any, message: dict[str, Any]) -> None:
+            if message.get("method") == "_raxol/session.load":
+                link.cut(0)
+            else:
+                serve(link, message)
+
+        agent.serve = die  # type: ignore[method-assign]
+        agent.link.cut()
+        with pytest.raises(ConnectionClosed, match="no other link could be made"):
+            await turn
+        assert len(agent.links) == 1 + 4
+        assert events.named("link_given_up")[0]["attempts"] == 4
+
+
+async def test_links_that_are_of_use_are_not_counted(agent: JournaledAgent) -> None:
+    async with linked(agent, Reattach(attempts=2, delay=0)) as (_, session, events):
+        turn = asyncio.create_task(session.prompt("go"))
+        await agent.until_sent("session/prompt")
+        agent.say("s1", "a")
+        serve, cuts = agent.serve, [0]
+
+        def cut_behind_a_record(link: Any, message: dict[str, Any]) -> None:
+            serve(link, message)
+            if message.get("method") == "_raxol/session.load" and cuts[0] < 20:
+                cuts[0] += 1
+                agent.say("s1", str(cuts[0]))
+                link.waiting.append(json.dumps(agent.frame("s1", session.offset + 1)).encode())
+                link.cut()
+
+        agent.serve = cut_behind_a_record  # type: ignore[method-assign]
+        agent.link.cut()
+        async with asyncio.timeout(10):
+            while cuts[0] < 20:
+                await asyncio.sleep(0.001)
+        await settle(60)
+        agent.finish("s1")
+        assert (await turn).text == "a" + "".join(str(n) for n in range(1, 21))
+        assert not events.named("link_given_up")
+
+
+async def test_a_link_that_is_lost_before_it_brings_anything_may_be_so_as_often_as_is_said(
+    agent: JournaledAgent,
+) -> None:
+    async with linked(agent, Reattach(attempts=30, delay=0)) as (_, session, _):
+        turn = asyncio.create_task(session.prompt("go"))
+        await agent.until_sent("session/prompt")
+        agent.say("s1", "a")
+        await settle()
+        serve, cuts = agent.serve, [0]
+
+        def cut_at_once(link: Any, message: dict[str, Any]) -> None:
+            if message.get("method") == "_raxol/session.load" and cuts[0] < 20:
+                cuts[0] += 1
+                link.cut(0)
+            else:
+                serve(link, message)
+
+        agent.serve = cut_at_once  # type: ignore[method-assign]
+        agent.link.cut()
+        async with asyncio.timeout(10):
+            while cuts[0] < 20:
+                await asyncio.sleep(0.001)
+        await settle(60)
+        agent.finish("s1")
+        assert (await turn).text == "a"
+
+
+@pytest.mark.parametrize("error", [LookupError("no address"), TimeoutError("slow")])
+async def test_whatever_is_raised_where_a_link_is_made_is_a_failed_attempt(
+    agent: JournaledAgent, error: Exception
+) -> None:
+    calls = [0]
+
+    def dial() -> Any:
+        calls[0] += 1
+        if calls[0] > 1:
+            raise error
+        return agent.dial()
+
+    async with connect(dial, reattach=Reattach(attempts=3, delay=0)) as peer:
+        session = await peer.new_session()
+        turn = asyncio.create_task(session.prompt("go"))
+        await agent.until_sent("session/prompt")
+        agent.link.cut()
+        with pytest.raises(ConnectionClosed, match=str(error)) as caught:
+            await turn
+        assert caught.value.__cause__ is error
+        assert calls[0] == 4
+        with pytest.raises(ConnectionClosed):
+            await peer.new_session()
+
 
 DURABLE = """
 import sys

@@ -186,6 +186,10 @@ class _LoadCall(_MarkedCall):
             self.open, self.opened = False, error is None
             self.session.abandoned |= error is not None and not self.known
             self.session.load_ends()
+            if self.opened and self.method != LOAD:
+                self.session.peer.want_attached(
+                    self.session, replayed=self.method == "session/load"
+                )
             self.session.peer.settle_forgotten(self.session)
         super().answered(result, error)
         if error is None and self.inbox.view is not None:
@@ -632,12 +636,15 @@ class AgentPeer(Peer, AgentCalls):
                     raise RemoteProtocolError(msg)
                 self.forget(session_id)  # some agents make the id from the folder (quirk 28)
                 self.take_back(session_id)
+            told = self._router.unknown_of(session_id)
             try:
                 session = self._register(session_id, directory, more)
             except LimitExceeded:  # several were asked for at once
                 self.close_unwanted(session_id)
                 raise
             session.opened(response)
+            if self._may_attach:
+                session.attach_here().begin_new(told)
             return session
 
         connection = self.connection
@@ -652,8 +659,7 @@ class AgentPeer(Peer, AgentCalls):
         try:
             session: Session = await connection.answer_to(call)
             await session.inbox.settled(call.mark)
-            # What it has told so far came without an offset, and is not to come again.
-            await self._attach_opened(session, "tip")
+            await self._attach_opened(session)
         except asyncio.CancelledError:
             if call.session is not None:
                 self.close_unwanted(call.session.session_id)
@@ -781,12 +787,6 @@ class AgentPeer(Peer, AgentCalls):
 
         replays = row.name == "session/load"
 
-        async def opened(session: Session) -> None:
-            attachment = session.attachment
-            # What was replayed without offsets is not to come again.
-            counted = replays and attachment is not None and attachment.covers_load
-            await self._attach_opened(session, "from_offset" if counted else "tip")
-
         async def send() -> _Load:
             await self.link()
             await self.late_load_over(session_id)
@@ -804,9 +804,9 @@ class AgentPeer(Peer, AgentCalls):
             session = known or self._register(session_id, directory, more)
             future = self.connection.create_future()
             call = _LoadCall(row.name, future, session, known=known is not None)
-            load = _Load(self, session, call, opened)
-            if replays and self._may_attach:
-                session.attach_here()  # which notes the offsets of what is replayed
+            load = _Load(self, session, call, self._attach_opened)
+            if self._may_attach:
+                session.attach_here()  # which notes the offsets of what is told
             # What is served to the agent from now on is served within the new roots.
             session.cwd, session.additional_directories = directory, tuple(more)
             session.load_begins(replays=replays)
@@ -1017,6 +1017,8 @@ class AgentPeer(Peer, AgentCalls):
     def link_lost(self, error: ConnectionClosed) -> frozenset[str]:
         """The link is gone; returns the ids of the sessions that go on over another."""
         relink, again = self._relink, self.reattaches
+        if relink is not None and again:
+            relink.lost(error)
         kept = frozenset(s.session_id for s in self.surviving()) if again else frozenset[str]()
         for session in list(self.sessions.values()):
             attachment = session.attachment
@@ -1030,16 +1032,17 @@ class AgentPeer(Peer, AgentCalls):
             if showing is not None and relink is not None:
                 session.inbox.connection.disown_task(showing)
                 relink.held_back.add(showing)
-        if relink is not None:
-            if again:
-                relink.lost(error)
-            elif relink.task is None:
-                relink.close()
+        if relink is not None and not again and relink.task is None:
+            relink.close()
         return kept
 
     def surviving(self) -> list[Session]:
         """The sessions that go on over another link."""
         return [session for session in self.sessions.values() if session.survives]
+
+    def holding(self) -> int:
+        """How many records are held of the sessions that go on over another link."""
+        return sum(session.offset for session in self.surviving())
 
     async def link_again(self) -> None:
         """Make another link and shake hands; on an error, nothing of it is left."""
@@ -1080,17 +1083,27 @@ class AgentPeer(Peer, AgentCalls):
                 session.attachment.give_up(error)
             session.inbox.end()
 
-    async def _attach_opened(self, session: Session, history: History) -> None:
+    def want_attached(self, session: Session, *, replayed: bool) -> None:
+        """A load or resume was answered, in the reader: a link that is lost now is one of many."""
+        attachment = session.attachment
+        if attachment is not None and self._may_attach:
+            # What was told without offsets is not to come again.
+            counted = attachment.covers_load if replayed else attachment.offset > 0
+            attachment.want("from_offset" if counted else "tip")
+
+    async def _attach_opened(self, session: Session) -> None:
         """Attach a session that was opened in another way, where lost links are replaced."""
-        relink = self._relink
-        if relink is None or not self._may_attach or session.forgotten:
+        relink, attachment = self._relink, session.attachment
+        if relink is None or not self._may_attach or session.forgotten or attachment is None:
             return
-        attachment = session.attach_here()
+        await attachment.ready()
+        if attachment.live:  # over another link already
+            return
         if attachment.capability is None:
             attachment.capability = relink.options.capability
         reason: str
         try:
-            await attachment.attach(history=history)
+            await attachment.attach(history=attachment.history)
         except ConnectionClosed:
             if not session.survives:
                 raise

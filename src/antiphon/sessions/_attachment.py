@@ -42,10 +42,10 @@ from antiphon.sessions._attach_frames import (
     refused_watermark,
 )
 from antiphon.sessions._attach_frames import offset_of as offset_in
-from antiphon.sessions._own_turn import OwnTurn, Place
+from antiphon.sessions._own_turn import Copies, OwnTurn, Place, Told
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     import msgspec
 
@@ -109,6 +109,31 @@ class _AttachCall(OutboundCall):
             self.future.exception()  # a caller that was cancelled meanwhile is no news
 
 
+class _Stray:
+    """A turn that is over here, and not at the agent."""
+
+    __slots__ = ("_loop", "_timer", "over", "own")
+
+    def __init__(self, attachment: Attachment, own: OwnTurn) -> None:
+        self.own = own
+        self._loop = attachment.connection.loop
+        self._timer: asyncio.TimerHandle | None = None
+        self.over = attachment.connection.create_future()
+
+    def end_within(self, seconds: float) -> None:
+        """It has been told: give it that long."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self.end)
+
+    def end(self) -> None:
+        """It has ended, or is given up. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.over.done():
+            self.over.set_result(None)
+
+
 class Attachment:
     """The attachment of one session; see the module.
 
@@ -119,6 +144,7 @@ class Attachment:
         wanted: the session is to be attached again when it no longer is.
         ended: why it is not, once that is so.
         capability: what permits it.
+        history: what of it is to be sent, until it is attached.
     """
 
     def __init__(self, session: Session) -> None:
@@ -129,6 +155,7 @@ class Attachment:
         self.wanted = False
         self.ended: AttachmentClosed | None = None
         self.capability: Capability = None
+        self.history: History = "from_offset"
         self._asked = False  # an attach is under way, and not answered
         self._loose = True  # the records that are no updates are left out
         self._call: _AttachCall | None = None
@@ -142,10 +169,14 @@ class Attachment:
         self._revoked = False  # the agent said so, and a new capability may be had
         self._own: OwnTurn | None = None
         self._was: OwnTurn | None = None  # the last that is over
+        # One that was cancelled and is over here, and may still run at the agent, which is to be told.
+        self._stray: _Stray | None = None
         self._late: asyncio.TimerHandle | None = None
         #: Copies without an offset of a turn that was given up here still come.
         self._ignoring = False
         self._loaded = 0  # updates that had come when a plain load began
+        # What a new session told before it was attached: should that be lost, it comes with its history.
+        self._unnumbered: Copies | None = None
         self._mark = 0  # up to which the last attach was to bring everything
         self._again_wanted = False  # once what is under way is over
         self._observers: tuple[Callable[[SessionRecord], object], ...] = ()
@@ -218,6 +249,10 @@ class Attachment:
 
     def _update(self, raw: msgspec.Raw, frame: bytes) -> None:
         own, inbox = self._own, self.inbox
+        if self._stray is not None and self._stray.own.running:
+            self._stray.own.place(raw)
+        if self._unnumbered is not None and self._unnumbered.until(raw):
+            return
         if own is not None and own.running:
             place = own.place(raw)
             if place is Place.turn:
@@ -245,6 +280,8 @@ class Attachment:
         own = self._own
         if own is None:
             if not self._ignoring:
+                if self._unnumbered is not None:
+                    self._unnumbered.add(Told(raw, frame, given=True))
                 self.inbox.put(raw, frame)
             return
         if own.outcome is not None:
@@ -309,7 +346,12 @@ class Attachment:
                 raise
             except BaseException:
                 log.exception("an observer of session %s failed", record.session_id)
-        own = self._own
+        own, stray = self._own, self._stray
+        if stray is not None:
+            if record.kind == "turn_started":
+                stray.own.started()
+            elif record.kind == "turn_completed" and stray.own.running:
+                self._stray_ends()
         if record.kind == "turn_started":
             if own is not None and (own.outcome is None or own.answer is None):
                 own.started()
@@ -432,8 +474,37 @@ class Attachment:
         if self._late is not None:
             self._late.cancel()
             self._late = None
-        if own is not None and own.outcome is None and self.live:
+        if own is None or own.outcome is not None:
+            return
+        if self.live:
             self._ignoring = self._doubles and own.answer is None
+        stopped = own.turn.cancelling or isinstance(own.turn.error, RequestTimeout)
+        if own.answer is None and stopped:
+            self._stray_ends()
+            self._stray = _Stray(self, own)
+            if self.live and not self.attaching:  # it has been told
+                self._stray_known()
+
+    def _stray_known(self) -> None:
+        """Whether the turn that is over here runs at the agent is known, which has been told to stop."""
+        stray = self._stray
+        if stray is not None and stray.own.running:
+            stray.end_within(self.connection.limits.cancel_backstop)
+        else:
+            self._stray_ends()
+
+    def _stray_ends(self) -> None:
+        stray, self._stray = self._stray, None
+        if stray is not None:
+            stray.end()
+
+    async def stray_over(self) -> None:
+        """Wait until the agent is done with a turn that ended here before it was told to stop.
+
+        That takes at most `Limits.cancel_backstop` from when it is told.
+        """
+        if self._stray is not None:
+            await asyncio.shield(self._stray.over)
 
     def _end(self, own: OwnTurn, result: Any, error: Exception | None) -> None:
         """End the turn with its answer, or with what its records say."""
@@ -463,6 +534,7 @@ class Attachment:
             return await self._answer(call)
         self._begin()
         self._tries, self.wanted = 0, True
+        self.history = history
         try:
             mark = await self._ask(from_offset, history, timeout, blocking=True)
             self._tries = 0
@@ -577,10 +649,21 @@ class Attachment:
         self.offset, self.live, self._loose = 0, False, True
         self._loaded = self.inbox.received
 
+    def want(self, history: History) -> None:
+        """The session was opened in another way, and is to be attached: in the reader."""
+        self.wanted, self.history = True, history
+
     @property
     def covers_load(self) -> bool:
         """Whether what a plain load replayed, if anything, had offsets."""
         return self.offset > 0 or self.inbox.received == self._loaded
+
+    def begin_new(self, told: Iterable[tuple[msgspec.Raw, bytes]]) -> None:
+        """A session is new, and has told this so far without offsets; it is to be attached."""
+        self._unnumbered = Copies()
+        self.want("tip")
+        for raw, frame in told:
+            self._unnumbered.add(Told(raw, frame, given=True))
 
     def opens(self, from_offset: int) -> None:
         """An attach that opens the session here begins."""
@@ -601,6 +684,7 @@ class Attachment:
             return
         self.live = self.wanted = self.session.peer.has_attached = True
         self.ended, self._said, self._revoked = None, None, False
+        self._unnumbered, self.history = None, "from_offset"
         self._attaches += 1
         if self.inbox.view is not None:
             self.inbox.view.end_load()
@@ -621,6 +705,10 @@ class Attachment:
             self.connection.emit(
                 "attachment_gap", session=self.session.session_id, offset=self.offset, next=mark
             )
+        if self.offset >= mark and self._stray is not None:
+            if self._stray.own.running:
+                self.session.peer.notify_cancel(self.session.session_id)
+            self._stray_known()
         if own is None or self.offset < mark:
             return
         if not self._doubles:  # what is in no record was not stored
@@ -640,6 +728,7 @@ class Attachment:
             closed = AttachmentClosed(self.session.session_id, "ahead", self.offset)
             closed.__cause__ = error
             self._end(own, None, closed)
+        self._stray_ends()
         self.offset = 0
         if self.inbox.view is not None:
             self.inbox.view.begin_load()
@@ -676,7 +765,10 @@ class Attachment:
             if self._tries:
                 await asyncio.sleep(_PAUSE * 2 ** (self._tries - 1))
             try:
-                mark = await self._ask(None, "from_offset", None, blocking=False)
+                # What a new session has told is known; of others, what is told behind the last number.
+                whole = self.offset or self._unnumbered is not None
+                history = "from_offset" if whole else self.history
+                mark = await self._ask(None, history, None, blocking=False)
             except ConnectionClosed:
                 return  # that is the link's affair
             except (RequestTimeout, LimitExceeded) as error:
@@ -735,6 +827,7 @@ class Attachment:
             "attachment_closed", session=self.session.session_id, offset=self.offset, reason=reason
         )
         self.inbox.fail_subscribers(make)
+        self._stray_ends()
         own = self._own
         if own is None:
             return
@@ -748,6 +841,7 @@ class Attachment:
     def stop(self) -> None:
         """The session is closed here, or was detached: nothing is attached again."""
         self.live, self.wanted, self._loose = False, False, True
+        self._stray_ends()
         own = self._own
         if own is not None:
             self._release(own)
@@ -755,8 +849,8 @@ class Attachment:
                 self._end(own, *own.answer)
 
     def link_lost(self) -> None:
-        """The link is gone: what was under way is over."""
-        self.live, self._attaches = False, 0
+        """The link is gone: what was under way is over, and how often another is tried is `Relink`'s."""
+        self.live, self._attaches, self._tries = False, 0, 0
         if self._late is not None:
             self._late.cancel()
             self._late = None
@@ -770,6 +864,7 @@ class Attachment:
         own = self._own
         if own is not None:
             own.turn.end(None, error)
+        self._stray_ends()
 
     async def ready(self) -> None:
         """Wait until an attach that is under way is over; who waits lets reading go on meanwhile."""

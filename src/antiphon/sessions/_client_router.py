@@ -168,6 +168,10 @@ class ClientRouter(SideRouter):
             self._unknown = others
         return inbox
 
+    def unknown_of(self, session_id: str) -> list[tuple[Any, bytes]]:
+        """What came for a session that is not known yet."""
+        return [(entry[1], entry[2]) for entry in self._unknown if entry[0] == session_id]
+
     def drop_unknown(self, session_id: str) -> None:
         """Let go of what was kept for a session that nobody will ask for."""
         kept = deque(entry for entry in self._unknown if entry[0] != session_id)

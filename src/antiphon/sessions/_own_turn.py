@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from antiphon.sessions._session import PromptTurn
 
-__all__ = ["Outcome", "OwnTurn", "Place"]
-
+__all__ = ["Copies", "Outcome", "OwnTurn", "Place", "Told"]
 
 #: So many copies are remembered for the sake of their second, and so many bytes of them.
 _REMEMBERED = 1 << 14
@@ -102,10 +101,10 @@ class OwnTurn:
         # Updates that it was given before anything was known of its records: they come again.
         self._given = given
         # Copies without an offset whose second is not here, and whether they were given.
-        self._told = _Copies()
+        self._told = Copies()
         self._held = 0  # of them, not given
         # Copies with an offset whose second is not here.
-        self._numbered = _Copies()
+        self._numbered = Copies()
         # An agent of ours stores the blocks of a prompt behind the beginning of its turn.
         self._prompts = prompts
         self._expected: Sequence[Any] = ()
@@ -150,7 +149,7 @@ class OwnTurn:
             return Place.double
         return Place.turn
 
-    def before(self, raw: Any, *, doubles: bool) -> tuple[list[_Told], bool]:
+    def before(self, raw: Any, *, doubles: bool) -> tuple[list[Told], bool]:
         """What comes in front of an update with an offset, and whether that itself was given already.
 
         Copies without an offset in front of its own have no other: they could not be stored. With
@@ -159,7 +158,7 @@ class OwnTurn:
         found = self._told.until(raw)
         if not found:
             if doubles:
-                self._numbered.add(_Told(raw, b"", given=True))
+                self._numbered.add(Told(raw, b"", given=True))
             return [], False
         self._held -= sum(not copy.given for copy in found)
         own = found.pop()
@@ -184,11 +183,11 @@ class OwnTurn:
         """
         if self._numbered.until(raw):
             return False
-        self._told.add(_Told(raw, frame, given))
+        self._told.add(Told(raw, frame, given))
         self._held += not given
         return True
 
-    def release(self) -> list[_Told]:
+    def release(self) -> list[Told]:
         """No other copies come: those that were held, to be given."""
         if not self._held:
             return []
@@ -203,22 +202,22 @@ class OwnTurn:
         self.running, self._given = True, 0
 
 
-class _Told(msgspec.Struct):
-    """A copy without an offset."""
+class Told(msgspec.Struct):
+    """A copy of an update, and whether it was given."""
 
     raw: Any
     frame: bytes
     given: bool
 
 
-class _Copies:
+class Copies:
     """Copies whose second is not here, oldest first; the oldest are forgotten when they are too many."""
 
     def __init__(self) -> None:
-        self.kept: deque[_Told] = deque()
+        self.kept: deque[Told] = deque()
         self._bytes = 0
 
-    def add(self, copy: _Told) -> None:
+    def add(self, copy: Told) -> None:
         """Remember one."""
         self.kept.append(copy)
         self._bytes += len(copy.raw)
@@ -230,7 +229,7 @@ class _Copies:
         """Whether these are as many as are remembered."""
         return len(self.kept) > _REMEMBERED or self._bytes > _REMEMBERED_BYTES
 
-    def until(self, raw: Any) -> list[_Told]:
+    def until(self, raw: Any) -> list[Told]:
         """Take those up to the first that says the same, whatever the order of its members; else none."""
         text = bytes(raw)
         value: Any = None
@@ -249,7 +248,7 @@ class _Copies:
         self.kept.clear()
         self._bytes = 0
 
-    def _pop(self) -> _Told:
+    def _pop(self) -> Told:
         copy = self.kept.popleft()
         self._bytes -= len(copy.raw)
         return copy

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from antiphon._errors import AntiphonError, ConnectionClosed
+from antiphon._errors import ConnectionClosed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +28,8 @@ class Reattach(msgspec.Struct, frozen=True, kw_only=True):
     """How a client makes another link when one is lost, and attaches its sessions again.
 
     Attributes:
-        attempts: how many links are tried in a row, None for no bound.
+        attempts: how many links are tried in a row, None for no bound. One that is lost again before
+            every session was attached over it, or anything new had come, counts among them.
         delay: seconds before the second attempt; the first is made at once.
         backoff: each further pause is so many times the one before.
         max_delay: the longest pause, in seconds.
@@ -77,6 +78,10 @@ class Linked(Protocol):
         """The sessions that go on over another link."""
         ...
 
+    def holding(self) -> int:
+        """A number that is another once anything new has come to one of them."""
+        ...
+
     def end_sessions(self, error: ConnectionClosed) -> None:
         """No other link is made: everything that waits ends."""
 
@@ -100,14 +105,30 @@ class Relink:
         self._loop = asyncio.get_running_loop()
         self._linked = asyncio.Event()
         self._linked.set()
+        # Of the attempts in a row: how many, since when; and what was held when the last link was made.
+        self._attempt = 0
+        self._begun = self._made = 0.0
+        self._held = 0
         #: Done when the last link is gone and no other is made.
         self.over: asyncio.Future[None] = self._loop.create_future()
 
     def lost(self, error: ConnectionClosed) -> None:
-        """A link is gone: begin to make another."""
+        """A link is gone, and what it had is still as it was: begin to make another."""
         if self.task is None:
             self._linked.clear()
+            if self._was_of_use():
+                self._attempt, self._begun = 0, self._loop.time()
             self.task = self._loop.create_task(self._run(error))
+
+    def _was_of_use(self) -> bool:
+        """Whether the lost link is no mere attempt: else an agent that dies of what we ask dies for ever."""
+        peer = self._peer
+        if not self._attempt or peer.holding() != self._held:
+            return True
+        if self._loop.time() - self._made >= self.options.max_delay:
+            return True
+        sessions = list(peer.surviving())
+        return bool(sessions) and all(session.attached for session in sessions)
 
     async def linked(self) -> None:
         """Wait for a link. Raises `ConnectionClosed` where none could be made."""
@@ -136,43 +157,41 @@ class Relink:
         peer, options = self._peer, self.options
         sessions = len(list(peer.surviving()))
         peer.connection.emit("link_lost", reason=lost.reason, sessions=sessions)
-        begun = self._loop.time()
-        end = None if options.deadline is None else begun + options.deadline
-        attempt = 0
+        end = None if options.deadline is None else self._begun + options.deadline
         last: Exception = lost
         try:
             # What is left of the old one may hold what the new one needs: a process, a session's claim.
             await peer.connection.wait_closed()
             async with asyncio.timeout_at(end):
-                while True:
-                    attempt += 1
-                    await asyncio.sleep(options.pause(attempt))
+                while options.attempts is None or self._attempt < options.attempts:
+                    self._attempt += 1
+                    await asyncio.sleep(options.pause(self._attempt))
                     try:
                         await peer.link_again()
                         if not peer.connection.closed:
                             break
                         raise peer.connection.lost_error()
-                    except (AntiphonError, OSError) as error:
+                    except Exception as error:  # noqa: BLE001  (whatever a function of the user raises)
                         last = error
                         peer.connection.emit(
-                            "link_attempt_failed", attempt=attempt, error=str(error)
+                            "link_attempt_failed", attempt=self._attempt, error=str(error)
                         )
-                        if options.attempts is not None and attempt >= options.attempts:
-                            break
         except TimeoutError:
             pass
-        except asyncio.CancelledError:
+        except BaseException:
             self._failed(ConnectionClosed("this side closed the connection"))
             raise
         if peer.connection.closed:
-            peer.connection.emit("link_given_up", attempts=attempt, error=str(last))
+            peer.connection.emit("link_given_up", attempts=self._attempt, error=str(last))
             self._failed(_given_up(lost, last))
             await self._end_held_back()
             return
         self.held_back.clear()
         self.task = None
+        self._made, self._held = self._loop.time(), peer.holding()
         # The sessions first: who waits for the link finds them being attached.
-        peer.connection.emit("link_made", attempts=attempt, sessions=peer.attach_again())
+        attached = peer.attach_again()
+        peer.connection.emit("link_made", attempts=self._attempt, sessions=attached)
         self._linked.set()
 
     def _failed(self, error: ConnectionClosed) -> None:
@@ -195,6 +214,7 @@ class Relink:
 def _given_up(lost: ConnectionClosed, last: Exception) -> ConnectionClosed:
     """Why the link is gone, and why there is no other."""
     reason = lost.reason
-    if last is not lost:
-        reason += f"; no other link could be made: {last}"
-    return ConnectionClosed(reason, exit_status=lost.exit_status, stderr_tail=lost.stderr_tail)
+    reason += "; no other link could be made" + ("" if last is lost else f": {last}")
+    error = ConnectionClosed(reason, exit_status=lost.exit_status, stderr_tail=lost.stderr_tail)
+    error.__cause__ = None if last is lost else last
+    return error
