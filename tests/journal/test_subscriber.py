@@ -1113,6 +1113,19 @@ async def test_detaching_before_the_answer_leaves_the_answer() -> None:
     assert subscriber._timer is None
 
 
+async def test_one_that_is_detached_before_it_is_let_in_keeps_no_seat() -> None:
+    writer, log = await written(5)
+    link = Link()
+    subscriber = link.subscriber(log, writer)
+    attaching = asyncio.create_task(subscriber.attach())
+    await asyncio.sleep(0)
+    subscriber.detach()
+    assert await attaching == 5
+
+    assert not writer.publishes_to(subscriber)
+    assert link.ended == ["detached"]
+
+
 # ------------------------------------------------------------------ the link goes
 
 

@@ -956,6 +956,20 @@ async def test_a_cancelled_close_goes_on_by_itself() -> None:
     await made.writer.aclose()
 
 
+async def test_a_pump_that_is_cancelled_before_it_begins_is_begun_again() -> None:
+    journal = MemoryJournal()
+    writer = Writer(await journal.open("s"))
+    found: list[Record | None] = []
+    others = asyncio.all_tasks()
+    writer.submit(say("x"), found.append)
+    for task in asyncio.all_tasks() - others:
+        task.cancel()
+    await writer.flush()
+
+    assert [None if record is None else record.offset for record in found] == [2]
+    await writer.aclose()
+
+
 async def test_closing_what_has_failed_waits_for_its_claim_to_be_free() -> None:
     made = await held()
     await made.writer.ready()

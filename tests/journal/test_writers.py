@@ -448,3 +448,30 @@ async def test_closing_all_while_one_is_being_opened_leaves_none(turns: int) -> 
     assert isinstance(error, JournalError) or (writer is not None and writer.failed is not None)
     assert all(log.closed == 1 for log in journal.logs)
     assert writers._places == {}
+
+
+# ------------------------------------------------------------------ all tasks are cancelled
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_what_is_cancelled_before_it_begins_keeps_nobody_from_closing(steps: int) -> None:
+    others = asyncio.all_tasks()
+    journal = MemoryJournal()
+    writers = Writers(journal)
+    writer = await writers.ensure("s", 1)
+    await writer.begin_turn(1)
+    writers.leave("s", 1)
+    writer.release_turn(1)  # now it closes
+    opening = asyncio.ensure_future(writers.ensure("other", 1))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - others:  # as a loop does that ends
+        task.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    await writers.settled()
+    again = await writers.ensure("s", 2)
+    await again.append(say("x"))
+    await writers.aclose()
+
+    assert kinds(await stored(journal))[:3] == [SESSION_CREATED, TURN_STARTED, TURN_COMPLETED]
+    assert writers.get("s") is None

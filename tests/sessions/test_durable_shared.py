@@ -30,6 +30,7 @@ from tests.sessions.test_durable_router import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from antiphon import Turn
     from antiphon.journal import AttachContext, Record, SessionLog
     from antiphon.testing import RawPeer
 
@@ -507,3 +508,97 @@ async def test_a_session_that_is_deleted_while_another_attaches_does_not_begin_a
                 await raw.answer_to(id_)
                 raw.forget()
         assert await journal.sessions() == []
+
+
+# -------------------------------------------------------------------------------- at the same time
+
+
+@pytest.mark.parametrize("opened_before", [True, False])
+@pytest.mark.parametrize("steps", range(0, 24, 2))
+async def test_a_session_that_is_closed_under_an_attach_leaves_nothing(
+    *, opened_before: bool, steps: int
+) -> None:
+    agent, journal = Keeper(), Gated()
+    durability = Durability(journal)
+    async with client(agent, durability) as origin, client(agent, durability) as raw:
+        session_id = await opened(origin)
+        for _ in range(10):
+            await prompt(origin, session_id, "x")
+        if opened_before:
+            await attach(raw, session_id, historyPolicy="none")
+        raw.send(raw.request("l", "_raxol/session.load", load(session_id, **rider())))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await raw.ask("session/close", {"sessionId": session_id})
+        await raw.answer_to("l")
+        await prompt(origin, session_id, "x")  # who listens no more is noticed
+
+        writer = durability.writers.get(session_id)
+        assert writer is not None
+        links = durability.links(session_id)
+        attached = [link.attached for link in links if link.attached is not None]
+        assert [tail for tail in attached if not writer.publishes_to(tail)] == []
+        assert len(writer._seats) == len(attached)
+    await durability.writers.settled()
+    assert durability.links(session_id) == ()
+    assert durability.writers.get(session_id) is None
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_an_attach_that_fails_takes_no_session_from_another(steps: int) -> None:
+    agent, journal = Scripted(), Gated()
+    async with client(agent, journal) as origin, client(agent, journal) as raw:
+        session_id = await opened(origin)
+        await prompt(origin, session_id, "x")
+        ahead = load(session_id, **rider(fromOffset=9999))
+        raw.send(raw.request("l", "_raxol/session.load", ahead))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        answer = await attach(raw, session_id)
+
+        assert "error" in await raw.answer_to("l")
+        assert "result" in answer
+        assert "result" in await prompt(raw, session_id, "y")
+
+
+async def test_attaches_that_are_replaced_at_once_are_let_go_of() -> None:
+    agent, durability = Scripted(), Durability(MemoryJournal())
+    async with client(agent, durability) as raw:
+        session_id = await opened(raw)
+        await prompt(raw, session_id, "x")
+        for number in range(30):
+            params = load(session_id, **rider(historyPolicy="tip"))
+            raw.send(raw.request(f"l{number}", "_raxol/session.load", params))
+        for number in range(30):
+            assert "result" in await raw.answer_to(f"l{number}")
+        writer = durability.writers.get(session_id)
+
+        assert writer is not None
+        assert len(writer._seats) == 1
+
+
+async def test_a_turn_that_does_not_end_does_not_keep_the_journal_from_closing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("antiphon.sessions._durability._PATIENCE", 2)
+
+    class Deaf(Scripted):
+        async def prompt(self, turn: Turn) -> None:
+            self.waiting.set()
+            while not self.go.is_set():
+                try:
+                    await self.go.wait()
+                except asyncio.CancelledError:
+                    continue
+
+    agent, journal = Deaf(), MemoryJournal()
+    durability = Durability(journal, outlive=True)
+    async with client(agent, durability) as raw:
+        session_id = await waiting_turn(raw, agent)
+    await durability.aclose()
+
+    assert "left behind" in caplog.text
+    assert (await records(journal, session_id))[-1].data["outcome"] == "orphaned"
+    agent.go.set()
+    while durability.open_turn(session_id) is not None:
+        await asyncio.sleep(0)

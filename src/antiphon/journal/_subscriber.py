@@ -187,7 +187,8 @@ class Subscriber:
         self._answered = True
         if self._source is None and self._expires_at is None:
             self._stop("answered")
-        if self.over is not None:  # also if it was detached meanwhile
+        if self.over is not None:  # also if it was detached meanwhile, maybe before it was let in
+            self._leave()
             self._report()
             return mark
         self._wake()

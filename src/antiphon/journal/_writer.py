@@ -381,6 +381,15 @@ class Writer(Audience):
     def _start(self) -> None:
         # Never an eager task: the first of several entries would be appended alone, inside submit.
         self._pump = asyncio.Task(self._run(), loop=asyncio.get_running_loop())
+        self._pump.add_done_callback(self._pump_ended)
+
+    def _pump_ended(self, pump: asyncio.Task[None]) -> None:
+        """One that was cancelled before its first step did not take it: what waits still waits."""
+        if pump is not self._pump:
+            return
+        self._pump = None
+        if self._queue or (self._closing is not None and self.failed is None):
+            self._start()
 
     async def _run(self) -> None:
         batch: list[Item] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from antiphon._errors import JournalError
@@ -102,7 +103,7 @@ class Writers:
                 writer = _live(place)
                 if writer is not None:
                     return writer
-                self._begin(place, self._open(place, meta))
+                self._begin(place, partial(self._open, place, meta))
             outcome = await _outcome(place)
             if isinstance(outcome, Exception):
                 raise outcome.with_traceback(None)
@@ -125,7 +126,7 @@ class Writers:
         """
         while (place := self._place(session_id)).busy is not None:
             await _outcome(place)
-        self._begin(place, self._delete(place))
+        self._begin(place, partial(self._delete, place))
         outcome = await _outcome(place)
         if isinstance(outcome, Exception):
             raise outcome.with_traceback(None)
@@ -143,7 +144,7 @@ class Writers:
             for place in list(self._places.values()):
                 place.users.clear()
                 if place.busy is None:
-                    self._begin(place, self._close(place))
+                    self._begin(place, partial(self._close, place))
             await asyncio.wait([place.busy for place in self._places.values() if place.busy])
 
     # ------------------------------------------------------------------ one at a time
@@ -154,17 +155,22 @@ class Writers:
             place = self._places[session_id] = _Place(session_id)
         return place
 
-    def _begin(self, place: _Place, work: Coroutine[Any, Any, Writer | Exception | bool]) -> None:
+    def _begin(
+        self, place: _Place, work: Callable[[], Coroutine[Any, Any, Writer | Exception | bool]]
+    ) -> None:
         async def alone() -> Writer | Exception | bool:
             try:
-                return await work
+                return await work()
             except Exception as error:  # noqa: BLE001  (it is raised where somebody waits)
                 return error
-            finally:
-                place.busy = None
-                self._settle(place)
+
+        def ended(_: object) -> None:
+            place.busy = None
+            self._settle(place)
 
         place.busy = asyncio.Task(alone(), loop=asyncio.get_running_loop())
+        # Not in the task itself: one that is cancelled before its first step does not take it.
+        place.busy.add_done_callback(ended)
 
     def _settle(self, place: _Place) -> None:
         """Close a writer that nobody needs; forget a place where nothing is."""
@@ -174,7 +180,7 @@ class Writers:
             if self._places.get(place.session_id) is place:
                 del self._places[place.session_id]
         elif place.writer.turn_holder is None:
-            self._begin(place, self._close(place))
+            self._begin(place, partial(self._close, place))
 
     async def _open(self, place: _Place, meta: Mapping[str, Any] | None) -> Writer:
         await self._drop(place, "closed")

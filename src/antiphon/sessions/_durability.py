@@ -47,6 +47,8 @@ log = logging.getLogger("antiphon.journal")
 Role: TypeAlias = Literal["controller", "observer"]
 Roles: TypeAlias = "Mapping[str, Role] | Callable[[Grant, AttachContext], Role | None]"
 
+#: How often, and for how many seconds, what does not end is asked to.
+_PATIENCE = 5
 #: What a steer's record is longer than its request's parameters, at most.
 _STEER_BYTES = 512
 #: How many sessions that nobody has open are remembered for what was accepted in them.
@@ -166,11 +168,18 @@ class Durability:
             log.warning("what a client's sessions told is still being written after %g s", seconds)
 
     async def aclose(self) -> None:
-        """End the turns that outlived their connections, and make durable what they told. Idempotent."""
-        while self._tasks:
+        """End the turns that outlived their connections, and make durable what they told. Idempotent.
+
+        A turn that ignores its cancellation for a few seconds is left behind, which is logged.
+        """
+        for _ in range(_PATIENCE):
+            if not self._tasks:
+                break
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks, timeout=1.0)
+        else:
+            log.warning("%d turns do not end, and are left behind", len(self._tasks))
         await self.writers.aclose()
 
     def outlives(self, transport: Transport) -> bool:

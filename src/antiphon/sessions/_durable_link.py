@@ -72,7 +72,9 @@ class DurableLink:
         attached: the connection's own subscriber of the session, while it has one.
         role: what its client may do here: "controller" or "observer"; None after its grant has ended, or
             before anybody has let it in.
-        asked: whether that is still being decided.
+        asked: whether nobody has let it in so far.
+        coming: how many attaches are under way.
+        closed: whether the connection is gone, or the session is closed on it.
         outlives: whether an open turn goes on when the connection is lost.
         touched: whether anything was asked about the session since somebody looked.
         replaying: whether the agent itself tells the history, which is no news for the journal.
@@ -80,7 +82,6 @@ class DurableLink:
 
     __slots__ = (
         "_behind",
-        "_closed",
         "_head",
         "_held_back",
         "_idle",
@@ -98,6 +99,8 @@ class DurableLink:
         "_waiting",
         "asked",
         "attached",
+        "closed",
+        "coming",
         "connection",
         "durability",
         "options",
@@ -137,7 +140,8 @@ class DurableLink:
         self._news: dict[str, Any] | None = None
         #: Whether something was noted since it was last waited for.
         self._noted = False
-        self._closed = False
+        self.closed = False
+        self.coming = 0
         #: The session's options, as last known, whether this client is shown them or not.
         self.options: list[Any] | None = None
         #: Whether it was told that updates are not kept.
@@ -417,7 +421,7 @@ class DurableLink:
 
     def close(self) -> None:
         """The connection is gone, or the session is closed on it."""
-        self._closed = True
+        self.closed = True
         if self._idle is not None:
             self._idle.cancel()
         self.detach()
@@ -468,8 +472,13 @@ class DurableLink:
             reason = {"sessionId": session_id, "reason": "session_in_use"}
             raise InvalidRequest(reason, "the session is in use by another process") from None
         finally:
-            if self._closed:  # it came to use a writer that it has left by now
-                self.durability.writers.leave(session_id, self)
+            self.leave_if_closed()
+
+    def leave_if_closed(self) -> bool:
+        """Leave the writer that it came to use after it had left it; whether it had."""
+        if self.closed:
+            self.durability.writers.leave(self.session_id, self)
+        return self.closed
 
     async def _take_turn(self, turn: Turn) -> None:
         durability, session_id = self.durability, self.session_id

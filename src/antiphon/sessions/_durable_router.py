@@ -463,13 +463,17 @@ class DurableRouter(AgentRouter):
             session.fire(Event.LOAD)
         if session.durable is not None:
             session.durable.touched = True
+            session.durable.coming += 1
         return _Attach(params, rider, session, known=known is not None, loading=loading)
 
     def _withdraw_attach(self, accepted: _Attach) -> None:
-        if not accepted.known:
-            self._peer.forget_session(accepted.session)
+        session, link = accepted.session, accepted.session.durable
+        if link is not None and not link.closed:
+            link.coming -= 1
+            if link.asked and not link.coming:  # nor does another attach that is under way
+                self._peer.forget_session(session)
         if accepted.loading:
-            accepted.session.fire(Event.LOADED)
+            session.fire(Event.LOADED)
 
     async def _attach(self, accepted: _Attach, context: AgentContext) -> Any:
         """Attach a connection to a session: history, the answer, and then what happens."""
@@ -566,6 +570,7 @@ class DurableRouter(AgentRouter):
             return None
         try:
             writer = await link.open()
+            _check_open(link)
             if not there and not await log_.high_watermark():
                 return None  # it was deleted meanwhile, and is not to begin anew
             if writer is not None:
@@ -608,6 +613,7 @@ class DurableRouter(AgentRouter):
             )
             if rider.history != "none":
                 await _check_ahead(log_, rider)
+                _check_open(link)
                 link.detach()
                 link.attached = subscriber
                 link.attached_in_turn()
@@ -678,6 +684,8 @@ class DurableRouter(AgentRouter):
         session, (modes, options) = accepted.session, restored
         link, asked = session.durable, accepted.rider
         if link is not None:
+            _check_open(link)
+            link.coming -= 1
             modes, options = link.restored(modes, options)
             if asked.history != "none" or not accepted.known:
                 link.allow(self._durability.role_of(*granted), granted[0].expires_at)
@@ -752,8 +760,9 @@ class DurableRouter(AgentRouter):
                 rider,
                 granted[0],
                 standard=True,
-                reply=link.attach_answered,
+                reply=lambda mark: link.attach_answered(mark) if _check_open(link) else None,
             )
+            _check_open(link)
             link.detach()
             link.attached = subscriber
             link.attached_in_turn()
@@ -832,6 +841,13 @@ def _observer(session_id: str) -> InvalidRequest:
 def decode_attach(raw: Any) -> AttachParams:
     """The parameters of an attach. Raises `msgspec.DecodeError`."""
     return decode(AttachParams, b"null" if raw is None else raw)
+
+
+def _check_open(link: DurableLink) -> bool:
+    """Raise for a session that was closed or deleted, or whose connection is gone, meanwhile."""
+    if link.leave_if_closed():
+        raise ResourceNotFound({"sessionId": link.session_id}, "Session not found")
+    return True
 
 
 async def _check_ahead(log_: SessionLog, rider: Rider) -> None:
