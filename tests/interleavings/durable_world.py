@@ -22,6 +22,7 @@ from antiphon.journal import Grant, MemoryJournal, SessionLog
 from antiphon.sessions import ClientPeer
 from tests.interleavings.link import Link
 from tests.interleavings.world import World
+from tests.journal.ears import LogOver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,30 +47,23 @@ class GatedJournal(MemoryJournal):
         return _GatedLog(self, await super().open(session_id))
 
 
-class _GatedLog(SessionLog):
+class _GatedLog(LogOver):
     def __init__(self, journal: GatedJournal, log: SessionLog) -> None:
-        self.session_id = log.session_id
+        super().__init__(log)
         self._journal = journal
-        self._log = log
-
-    async def claim(self) -> None:
-        await self._log.claim()
-
-    async def release(self) -> None:
-        await self._log.release()
 
     async def append(self, entries: Sequence[Entry], *, flush: bool = False) -> list[Record]:
         await self._journal.gate.wait()
-        return await self._log.append(entries, flush=flush)
+        return await super().append(entries, flush=flush)
 
     async def read(self, start: int, stop: int) -> list[Record]:
         # A store on disk takes its time.
         await asyncio.sleep(0)
-        return await self._log.read(start, stop)
+        return await super().read(start, stop)
 
     async def high_watermark(self) -> int:
         await asyncio.sleep(0)
-        return await self._log.high_watermark()
+        return await super().high_watermark()
 
 
 async def _anybody(context: AttachContext) -> Grant:

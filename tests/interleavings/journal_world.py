@@ -32,6 +32,7 @@ from antiphon.journal import (
     Writers,
 )
 from tests.interleavings.world import World
+from tests.journal.ears import LogOver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
@@ -79,12 +80,11 @@ class Book:
         )
 
 
-class BookedLog(SessionLog):
+class BookedLog(LogOver):
     """A log that keeps the book, is slow and fails as it is told, and dies with its process."""
 
     def __init__(self, log: SessionLog, book: Book) -> None:
-        self.session_id = log.session_id
-        self.log = log
+        super().__init__(log)
         self.book = book
         self.dead = False
 
@@ -95,9 +95,6 @@ class BookedLog(SessionLog):
     async def claim(self) -> None:
         self.check()
         await self.log.claim()
-
-    async def release(self) -> None:
-        await self.log.release()
 
     async def append(self, entries: Sequence[Entry], *, flush: bool = False) -> list[Record]:
         name, book = self.session_id, self.book
@@ -113,9 +110,6 @@ class BookedLog(SessionLog):
             await asyncio.sleep(0)
         self.check()
         return records
-
-    def hurry(self) -> None:
-        self.log.hurry()
 
     async def read(self, start: int, stop: int) -> list[Record]:
         self.check()

@@ -29,6 +29,7 @@ from antiphon.journal import (
 from antiphon.journal._record import FrameHeads
 from tests.invariants.controls import changed, controlled, together
 from tests.journal.attachments import SESSION, Link, offset_of, session, update, written
+from tests.journal.ears import LogOver
 from tests.journal.schedules import Reader, hold
 
 if TYPE_CHECKING:
@@ -50,26 +51,13 @@ async def completed(writer: Writer, origin: object, turn_id: int) -> None:
     await done.wait()
 
 
-class Staged(SessionLog):
+class Staged(LogOver):
     """A log at whose steps something else happens, once each."""
 
     def __init__(self, log: SessionLog) -> None:
-        self.session_id = log.session_id
-        self.log = log
+        super().__init__(log)
         self.before_mark: Callable[[], Awaitable[Any]] | None = None
         self.after_mark: Callable[[], Awaitable[Any]] | None = None
-
-    async def claim(self) -> None:
-        await self.log.claim()
-
-    async def release(self) -> None:
-        await self.log.release()
-
-    async def append(self, entries: Sequence[Entry], *, flush: bool = False) -> list[Record]:
-        return await self.log.append(entries, flush=flush)
-
-    async def read(self, start: int, stop: int) -> list[Record]:
-        return await self.log.read(start, stop)
 
     async def high_watermark(self) -> int:
         before, self.before_mark = self.before_mark, None

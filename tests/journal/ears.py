@@ -1,4 +1,4 @@
-"""A tail that remembers, and a log whose appends a test can hold back or break."""
+"""A tail that remembers, a log over another, and one whose appends a test can hold back or break."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from antiphon.journal import SESSION_UPDATE, Entry, MemoryJournal, Record, Sessi
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["Ears", "Events", "HeldJournal", "HeldLog", "kinds", "say", "stored"]
+__all__ = ["Ears", "Events", "HeldJournal", "HeldLog", "LogOver", "kinds", "say", "stored"]
 
 
 def say(text: str) -> Entry:
@@ -54,12 +54,37 @@ class Ears:
             await self._event.wait()
 
 
-class HeldLog(SessionLog):
-    """Over a log in memory: each append waits while `gate` is closed, and fails as `error` says."""
+class LogOver(SessionLog):
+    """Leaves all to another log; `latest` is found by `read`, as in every log that knows no better."""
 
     def __init__(self, log: SessionLog) -> None:
         self.session_id = log.session_id
         self.log = log
+
+    async def claim(self) -> None:
+        await self.log.claim()
+
+    async def release(self) -> None:
+        await self.log.release()
+
+    async def append(self, entries: Sequence[Entry], *, flush: bool = False) -> list[Record]:
+        return await self.log.append(entries, flush=flush)
+
+    def hurry(self) -> None:
+        self.log.hurry()
+
+    async def read(self, start: int, stop: int) -> list[Record]:
+        return await self.log.read(start, stop)
+
+    async def high_watermark(self) -> int:
+        return await self.log.high_watermark()
+
+
+class HeldLog(LogOver):
+    """Over a log in memory: each append waits while `gate` is closed, and fails as `error` says."""
+
+    def __init__(self, log: SessionLog) -> None:
+        super().__init__(log)
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: BaseException | None = None
@@ -89,12 +114,6 @@ class HeldLog(SessionLog):
 
     def hurry(self) -> None:
         self.hurried += 1
-
-    async def read(self, start: int, stop: int) -> list[Record]:
-        return await self.log.read(start, stop)
-
-    async def high_watermark(self) -> int:
-        return await self.log.high_watermark()
 
     async def latest(self, tags: Collection[str]) -> dict[str, Record]:
         return await self.log.latest(tags)

@@ -25,6 +25,7 @@ from antiphon import (
 from antiphon.journal import Entry, JournalError, MemoryJournal, SessionLog
 from antiphon.schema import encode_checked, v1
 from antiphon.testing import RawPeer, raw_client
+from tests.journal.ears import LogOver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -49,19 +50,12 @@ class Gated(MemoryJournal):
         return GatedLog(self, await super().open(session_id))
 
 
-class GatedLog(SessionLog):
+class GatedLog(LogOver):
     """A log of it."""
 
     def __init__(self, journal: Gated, log: SessionLog) -> None:
-        self.session_id = log.session_id
+        super().__init__(log)
         self._journal = journal
-        self._log = log
-
-    async def claim(self) -> None:
-        await self._log.claim()
-
-    async def release(self) -> None:
-        await self._log.release()
 
     async def append(self, entries: Sequence[Entry], *, flush: bool = False) -> list[Record]:
         self._journal.asked.set()
@@ -69,16 +63,10 @@ class GatedLog(SessionLog):
         await self._journal.gate.wait()
         if self._journal.broken:
             raise JournalError("broken")
-        return await self._log.append(entries, flush=flush)
+        return await super().append(entries, flush=flush)
 
     def hurry(self) -> None:
         self._journal.hurried += 1
-
-    async def read(self, start: int, stop: int) -> list[Record]:
-        return await self._log.read(start, stop)
-
-    async def high_watermark(self) -> int:
-        return await self._log.high_watermark()
 
 
 class Scripted(Agent):

@@ -30,6 +30,7 @@ from antiphon.journal import (
 )
 from antiphon.schema import v1
 from antiphon.testing import RawPeer, raw_client
+from tests.journal.ears import LogOver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -1152,30 +1153,17 @@ class Failing(MemoryJournal):
         return FailingLog(self, await super().open(session_id))
 
 
-class FailingLog(SessionLog):
+class FailingLog(LogOver):
     """A log of it."""
 
     def __init__(self, journal: Failing, log: SessionLog) -> None:
-        self.session_id = log.session_id
+        super().__init__(log)
         self._journal = journal
-        self._log = log
-
-    async def claim(self) -> None:
-        await self._log.claim()
-
-    async def release(self) -> None:
-        await self._log.release()
 
     async def append(self, entries: Sequence[Entry], *, flush: bool = False) -> list[Record]:
         if self._journal.full:
             raise JournalError("no space")
-        return await self._log.append(entries, flush=flush)
-
-    async def read(self, start: int, stop: int) -> list[Record]:
-        return await self._log.read(start, stop)
-
-    async def high_watermark(self) -> int:
-        return await self._log.high_watermark()
+        return await super().append(entries, flush=flush)
 
 
 async def test_a_turn_goes_on_without_its_journal_and_the_operator_is_told_once() -> None:
