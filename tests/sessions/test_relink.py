@@ -16,6 +16,7 @@ from antiphon import (
     Agent,
     AgentContext,
     AttachmentClosed,
+    Client,
     ConnectionClosed,
     Limits,
     LocalProtocolError,
@@ -687,6 +688,43 @@ async def test_a_turn_that_goes_on_at_an_agent_that_does_not_stop_is_given_up(
         with pytest.raises(RequestError, match="already in flight"):
             await session.prompt("again")
         assert len(agent.sent("session/cancel")) == 1
+
+
+async def test_a_call_made_while_the_link_is_about_to_go_waits_for_the_next(
+    agent: JournaledAgent,
+) -> None:
+    asked = asyncio.Event()
+
+    async def decide(params: v1.RequestPermissionRequest, ctx: Any) -> bool:
+        asked.set()
+        await asyncio.Event().wait()
+        return True
+
+    limits = Limits(close_grace=0.2)
+    client = Client(permissions=decide)
+    async with linked(agent, limits=limits, client=client) as (peer, session, _):
+        agent.link.tell(
+            {
+                "jsonrpc": "2.0",
+                "id": 7,
+                "method": "session/request_permission",
+                "params": {"sessionId": "s1", "toolCall": {"toolCallId": "c"}, "options": []},
+            }
+        )
+        await asked.wait()
+        # Whoever is asked is given a moment before the link is closed.
+        assert agent.link.receiver is not None
+        agent.link.receiver.input_ended()
+        await settle()
+        assert not peer.connection.closed
+
+        turn = asyncio.create_task(session.prompt("go"))
+        mode = asyncio.create_task(session.set_mode("m"))
+        await agent.until_sent("session/prompt")
+        assert len(agent.links) == 2
+        agent.finish("s1")
+        assert (await turn).stop_reason == "end_turn"
+        await mode
 
 
 # -------------------------------------------------------------------- how often

@@ -142,6 +142,11 @@ class Connection(Budget):
         """Whether the link is gone."""
         return self.lost is not None
 
+    @property
+    def unanswering(self) -> bool:
+        """Whether the peer answers nothing more: the link is gone, or about to go."""
+        return self.lost is not None or self._outgoing.input_ended
+
     async def wait_closed(self) -> None:
         """Wait until the link is gone. Cancelling it cancels the wait alone."""
         await asyncio.shield(self._closed)

@@ -1008,11 +1008,19 @@ class AgentPeer(Peer, AgentCalls):
         That takes at most as long as `Reattach` lets attempts be made. Raises `ConnectionClosed` where
         they failed.
         """
-        if self._relink is None:
+        relink = self._relink
+        if relink is None:
             return
-        await self._relink.linked()
-        if session is not None and session.attachment is not None:
-            await session.attachment.ready()
+        while True:
+            connection = self.connection
+            if connection.unanswering and not connection.closed and self.reattaches:
+                await connection.wait_closed()  # it is about to go
+            await relink.linked()
+            if session is not None and session.attachment is not None:
+                await session.attachment.ready()
+            if self.connection.unanswering and self.reattaches:
+                continue  # lost again meanwhile
+            return
 
     def link_lost(self, error: ConnectionClosed) -> frozenset[str]:
         """The link is gone; returns the ids of the sessions that go on over another."""

@@ -498,6 +498,11 @@ class Attachment:
         if stray is not None:
             stray.end()
 
+    @property
+    def stray(self) -> bool:
+        """Whether a turn that ended here may still run at the agent, which is to be told to stop."""
+        return self._stray is not None
+
     async def stray_over(self) -> None:
         """Wait until the agent is done with a turn that ended here before it was told to stop.
 

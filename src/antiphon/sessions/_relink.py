@@ -168,14 +168,15 @@ class Relink:
                     await asyncio.sleep(options.pause(self._attempt))
                     try:
                         await peer.link_again()
-                        if not peer.connection.closed:
-                            break
-                        raise peer.connection.lost_error()
                     except Exception as error:  # noqa: BLE001  (whatever a function of the user raises)
                         last = error
-                        peer.connection.emit(
-                            "link_attempt_failed", attempt=self._attempt, error=str(error)
-                        )
+                    else:
+                        if not peer.connection.closed:
+                            break
+                        last = peer.connection.lost_error()
+                    peer.connection.emit(
+                        "link_attempt_failed", attempt=self._attempt, error=str(last)
+                    )
         except TimeoutError:
             pass
         except BaseException:

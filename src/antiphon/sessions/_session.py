@@ -292,8 +292,10 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         if self._queue is None and self.session.winding_down is not None:
             await self.session.winding_down.wait()
         await self.session.peer.link(self.session)
-        if self.session.attachment is not None:
-            await self.session.attachment.stray_over()
+        attachment = self.session.attachment
+        if attachment is not None and attachment.stray:
+            await attachment.stray_over()
+            await self.session.peer.link(self.session)
         self._send()
 
     def _send(self) -> None:
