@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from antiphon import Limits, _errors, content
+from antiphon import Durability, Limits, Reattach, _errors, content
 from antiphon._process import TAIL_BYTES
 from antiphon._serving import MAX_CONNECTIONS
+from antiphon.journal import SqliteJournal, _attach, _sqlite_thread, _tails, _writer
+from antiphon.journal._issuer import ARCHIVAL_TTL, DEFAULT_TTL
 from antiphon.services._confine import MAX_LINKS, MAX_STEPS
 from antiphon.services._files import HELD, READ_BYTES
 from antiphon.services._terminals import IN_ALL, OUTPUT_BYTES, TERMINALS
@@ -221,6 +223,9 @@ def test_the_limits_are_those_of_the_library() -> None:
         assert row[1] == quantity(value, unit), name
         takes_none = "None" in str(Limits.__annotations__[name])
         assert ("`None`" in row[2]) == takes_none, name
+    durable = inspect.signature(Durability).parameters
+    gather = inspect.signature(SqliteJournal).parameters["gather"].default
+    assert durable["credit"].default == _tails.CREDIT
     # ProcessTransport's are defaults of its arguments, and have no constant.
     assert [row[1] for row in elsewhere[1:]] == [
         quantity(TAIL_BYTES, "bytes"),
@@ -235,6 +240,15 @@ def test_the_limits_are_those_of_the_library() -> None:
         quantity(content.MAX_BYTES, "bytes"),
         str(MAX_CONNECTIONS),
         quantity(CONNECT_TIMEOUT, "s"),
+        str(_tails.CREDIT),
+        f"{_writer._ENTRIES} or {quantity(_writer._BYTES, 'bytes')}",
+        quantity(durable["policy_timeout"].default, "s"),
+        str(_attach._HANGING),
+        quantity(gather * 1000, "ms"),
+        quantity(_sqlite_thread.BUSY, "s"),
+        quantity(_sqlite_thread.LOG_BYTES, "bytes"),
+        f"{Reattach().attempts}, in {quantity(Reattach().deadline, 's')}",
+        f"{quantity(DEFAULT_TTL, 's')}; {ARCHIVAL_TTL // 86400} days",
     ]
 
 
