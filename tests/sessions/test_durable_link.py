@@ -626,6 +626,40 @@ async def test_a_block_that_no_frame_has_room_for_is_left_out_and_logged(
     assert "a block of a prompt is not kept" in caplog.text
 
 
+@pytest.mark.covers("J7", "R1-98")
+@pytest.mark.parametrize("outlive", [True, False])
+async def test_a_turn_that_is_over_is_answered_as_it_is_kept_whoever_cancels_it(
+    *, outlive: bool
+) -> None:
+    journal = Gated()
+
+    async def script(turn: Turn) -> None:
+        await turn.say("one")
+        assert turn.session.durable is not None
+        await turn.session.durable.settled()
+        journal.gate.clear()
+
+    durability = Durability(journal, outlive=outlive)
+    async with session(script, durability) as (raw, session_id):
+        prompt(raw, session_id)
+        link = durability.links(session_id)[0]
+        await raw.until(lambda: texts(raw) == ["one"])
+        await turns_of_the_loop()
+        assert link.session.turn is None
+        raw.send(
+            raw.notification("session/cancel", {"sessionId": session_id}),
+            raw.notification("$/cancel_request", {"requestId": "p"}),
+        )
+        await raw.round_trip()
+        journal.gate.set()
+        answer = await raw.answer_to("p")
+    log = await journal.open(session_id)
+    last = (await log.read(1, await log.high_watermark()))[-1]
+
+    assert answer["result"] == {"stopReason": "end_turn"}
+    assert last.data == {"turnId": 1, "stopReason": "end_turn"}
+
+
 class Pictures(Scripted):
     """Takes images."""
 

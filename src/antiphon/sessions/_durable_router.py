@@ -139,6 +139,8 @@ class DurableRouter(AgentRouter):
                 return own.get(name)
             return self._admitting(found) if name in _ADMITTED else found
 
+        #: Prompts that are being handled: also those whose turn is over, and not durable yet.
+        self._prompts: set[InboundCall] = set()
         #: The session that was set up last.
         self._new: AgentSession | None = None
         self._find_handler = find_handler
@@ -173,6 +175,10 @@ class DurableRouter(AgentRouter):
             session.durable.close()
 
     # -------------------------------------------------------------- Router
+
+    def cancelled(self, call: InboundCall) -> bool:
+        """What a turn ended with is in the journal, or on its way there: the answer says the same."""
+        return super().cancelled(call) or call in self._prompts
 
     def input_ended(self) -> None:
         for session in list(self._peer.sessions.values()):
@@ -333,6 +339,18 @@ class DurableRouter(AgentRouter):
         link = turn.session.durable
         if link is None:
             return await super()._run_turn(turn, context)
+        call = turn.call
+        if call is not None:
+            self._prompts.add(call)
+        try:
+            return await self._run_kept(link, turn, context)
+        finally:
+            if call is not None:
+                self._prompts.discard(call)
+
+    async def _run_kept(
+        self, link: DurableLink, turn: Turn, context: AgentContext
+    ) -> v1.PromptResponse:
         if not link.outlives:
             return await self._run_durable(link, turn, context)
         # In a task of its own, which the end of the connection leaves alone.
