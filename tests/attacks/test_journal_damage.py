@@ -99,12 +99,14 @@ class Examination:
         wrong: what must not be, a sentence each.
         damages: what `verify` names.
         spoiled: the sessions of which something could not be read.
+        saved: how many records of the file that was spoiled are exported.
     """
 
     def __init__(self, kept: Kept, folder: Path, file: str | None) -> None:
         self.wrong: list[str] = []
         self.damages: list[Damage] = []
         self.spoiled: set[str] = set()
+        self.saved = 0
         self._kept = kept
         self._folder = folder
         self._file = file
@@ -173,6 +175,7 @@ class Examination:
         with self._damaged(session):
             async for run in journal.export(session, damaged=gaps.append):
                 exported += run
+        self.saved += len(exported) if file_of(session) == self._file else 0
         offsets = [record.offset for record in exported]
         if offsets != sorted(set(offsets)) or not set(exported) <= set(records):
             self.wrong.append(f"{session}: {offsets} are exported, or others for them")
@@ -271,6 +274,8 @@ async def test_a_file_that_is_cut_at_any_page_is_named_and_the_rest_is_saved(
     file = fullest(kept)
     pages = file.stat().st_size // PAGE
     assert pages > 10
+    written = sum(len(kept.records[name]) for name in kept.records if file_of(name) == file.name)
+    saved: list[int] = []
 
     for number in range(pages):
         for cut in {number * PAGE, number * PAGE + 1 + number * 1000 % PAGE}:
@@ -282,6 +287,11 @@ async def test_a_file_that_is_cut_at_any_page_is_named_and_the_rest_is_saved(
 
             assert not examination.wrong, f"cut at {cut} of {pages} pages: {examination.wrong}"
             assert examination.damages, f"cut at {cut}: nothing is named"
+            saved.append(examination.saved)
+
+    # A file says how long it is; one that is shorter gives what it has all the same.
+    assert max(saved) > 0.9 * written
+    assert sorted(saved)[len(saved) * 3 // 4] > written / 4
 
 
 @pytest.mark.covers("FF-49")

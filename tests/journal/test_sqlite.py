@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from antiphon.journal import Entry, JournalError, JournalInUse, SqliteJournal
+from antiphon.journal import (
+    Damage,
+    Entry,
+    JournalDamaged,
+    JournalError,
+    JournalInUse,
+    SqliteJournal,
+)
 from antiphon.testing import JournalLaw, journal_laws
 
 if TYPE_CHECKING:
@@ -284,6 +291,42 @@ async def test_what_is_old_is_pruned_whole(directory: Path) -> None:
     assert [info.session_id for info in await journal.sessions()] == newest[1:2]
     assert await journal.verify() == []
     await journal.aclose()
+
+
+async def test_the_sessions_of_a_file_that_was_cut_are_listed_and_what_is_there_is_exported(
+    directory: Path,
+) -> None:
+    journal = SqliteJournal(directory, shards=1)
+    for name in ("s-1", "s-2"):
+        log = await journal.open(name)
+        await log.claim()
+        for _ in range(40):
+            await log.append([chunk("x" * 900)], flush=True)
+        await log.aclose()
+    await journal.aclose()
+    os.truncate(directory / "shard-00.db", (directory / "shard-00.db").stat().st_size * 3 // 4)
+
+    journal = SqliteJournal(directory, read_only=True)
+    listed = {info.session_id: info.records for info in await journal.sessions()}
+    gaps: dict[str, list[Damage]] = {"s-1": [], "s-2": []}
+    held = {
+        name: [
+            record
+            async for run in journal.export(name, damaged=gaps[name].append)
+            for record in run
+        ]
+        for name in gaps
+    }
+    await journal.aclose()
+
+    assert listed == {"s-1": 40, "s-2": 40}
+    assert [record.offset for record in held["s-1"]][:20] == [*range(1, 21)]
+    assert len(held["s-2"]) < 40
+    assert (gaps["s-2"][0].file, gaps["s-2"][0].session_id) == ("shard-00.db", "s-2")
+    writing = SqliteJournal(directory)
+    with pytest.raises(JournalDamaged):
+        await (await writing.open("s-2")).claim()
+    await writing.aclose()
 
 
 async def test_a_deleted_session_leaves_no_text_in_the_files(directory: Path) -> None:

@@ -36,6 +36,7 @@ from antiphon.journal._sqlite_format import (
     base,
     id_bytes,
     id_text,
+    index_of,
     unpack_run,
 )
 from antiphon.journal._sqlite_schema import MAX_SHARDS, Loss
@@ -331,6 +332,7 @@ def _infos(
             found.append(_info(database, row, name))
         except (
             JournalDamaged,
+            sqlite3.DatabaseError,
             msgspec.DecodeError,
             ValueError,
             TypeError,
@@ -348,7 +350,13 @@ def _readable_rows(database: sqlite3.Connection) -> Iterator[Sequence[Any]]:
 
 def _info(database: sqlite3.Connection, row: Sequence[Any], name: str) -> SessionInfo:
     session_id = id_text(row[0])
-    index, _ = true_index(database.execute, name, session_id, row[1], row[2:])
+    try:
+        index, _ = true_index(database.execute, name, session_id, row[1], row[2:])
+    except sqlite3.DatabaseError:
+        # Its last records cannot be looked at. What is noted of it will do to list it, if it is sound.
+        index, sound = index_of(row[2:], name, session_id)
+        if not sound:
+            raise
     latest = index.latest
     return SessionInfo(
         session_id=session_id,

@@ -387,6 +387,9 @@ def _set_up(database: sqlite3.Connection, mode: Mode, durability: Durability) ->
     execute("PRAGMA temp_store=MEMORY")
     if mode != "write":
         execute("PRAGMA query_only=ON")
+        # A file that was cut says that it is longer, and SQLite reads nothing of it; with this it reads
+        # the pages that are there, and names each that is not. Nothing can be written all the same.
+        execute("PRAGMA writable_schema=ON")
         return
     execute(f"PRAGMA synchronous={'FULL' if durability == 'power' else 'NORMAL'}")
     if durability == "power":  # macOS: a flush that reaches the disk itself
