@@ -184,7 +184,8 @@ class ClientPeer(Peer, ClientCalls):
 
     def forget_session(self, session: AgentSession) -> None:
         """A session was closed, or could not be loaded: nothing finds it any more."""
-        self.sessions.pop(session.session_id, None)
+        if self.sessions.get(session.session_id) is session:  # and not one that was opened since
+            del self.sessions[session.session_id]
         session.fire(Event.FORGOTTEN)
         self._router.session_forgotten(session)
 

@@ -24,6 +24,7 @@ from antiphon._errors import (
     JournalError,
     JournalInUse,
     RequestError,
+    ResourceNotFound,
     TurnHeld,
 )
 from antiphon.journal import SESSION_UPDATE, Entry, tag_of_update, taint_of_update
@@ -369,6 +370,12 @@ class DurableLink:
 
     async def open(self) -> Writer | None:
         """The session's live writer; None, which is logged, where the journal cannot be used."""
+        try:
+            return await self._open()
+        finally:
+            self.leave_if_closed()
+
+    async def _open(self) -> Writer | None:
         writer = self.durability.writers.get(self.session_id)
         if writer is None or writer is not self.writer:
             try:
@@ -481,13 +488,14 @@ class DurableLink:
         return self.closed
 
     async def _take_turn(self, turn: Turn) -> None:
-        durability, session_id = self.durability, self.session_id
-        turn_id, writer = 0, await self.open()
+        durability = self.durability
+        self._check_turn()
+        turn_id, writer = 0, await self._open()
         try:
             if writer is not None:
                 await writer.ready()
             # No await from here on: nothing can come between the question and the latch.
-            durability.check_free(session_id)
+            self._check_turn()
             if writer is not None:
                 entries = durability.prompt_entries(turn.params.prompt, self._check_update)
 
@@ -504,10 +512,16 @@ class DurableLink:
         except JournalError as error:
             self._not_kept(error)
             self.writer = None
-            durability.check_free(session_id)
+            self._check_turn()
         self._turn, self._turn_id = turn, turn_id
         durability.turn_begun(self, turn, turn_id)
         self.attached_in_turn()
+
+    def _check_turn(self) -> None:
+        """Refuse a turn of a session that has one, is being deleted, or was meanwhile."""
+        self.durability.check_free(self.session_id)
+        if self.session.peer.sessions.get(self.session_id) is not self.session:
+            raise ResourceNotFound({"sessionId": self.session_id}, "Session not found")
 
     def attached_in_turn(self) -> None:
         """Whoever prompts slows its own turn down instead of lagging behind it."""

@@ -509,11 +509,20 @@ class DurableRouter(AgentRouter):
             if standard and not isinstance(more, UnsetType):
                 session.additional_directories = tuple(more or ())
             await self._subscribe(accepted, context, grant, restored, standard=standard)
-        except BaseException:
+        except BaseException as error:
             session.cwd, session.additional_directories = accepted.cwd, accepted.more
+            gone = self._is_gone(session)
             self._withdraw_attach(accepted)
+            if gone and isinstance(error, JournalError):
+                raise _not_found(session.session_id) from error
             raise
         return b"{}"  # not sent: the answer stands in front of what is live
+
+    def _is_gone(self, session: AgentSession) -> bool:
+        """Whether it is being deleted, or was closed here: then its journal fails whom it likes."""
+        link, state = session.durable, session.states.state
+        closing = state in (State.CLOSING, State.ENDING) or link is None or link.closed
+        return closing or session.session_id in self._durability.deleting
 
     async def _admitted(self, session_id: str, rider: Rider) -> tuple[Grant, AttachContext]:
         """Go through the funnel; raises the one refusal."""
@@ -540,7 +549,7 @@ class DurableRouter(AgentRouter):
     def _check_known(self, session_id: str, params: Any, info: SessionInfo | None) -> None:
         """Raise for a session that is not there (R1-55), or is elsewhere (R1-57)."""
         if info is None:
-            raise ResourceNotFound({"sessionId": session_id}, "Session not found")
+            raise _not_found(session_id)
         cwd = info.meta.get("cwd")
         if isinstance(cwd, str) and _trimmed(cwd) != _trimmed(params.cwd):
             raise InvalidParams({"reason": "cwd_mismatch", "sessionId": session_id, "cwd": cwd})
@@ -785,8 +794,11 @@ class DurableRouter(AgentRouter):
             link.attached = subscriber
             link.attached_in_turn()
             await subscriber.attach()
-        except BaseException:
+        except BaseException as error:
+            gone = self._is_gone(session)
             await log_.aclose()
+            if gone and isinstance(error, JournalError):
+                raise _not_found(session.session_id) from error
             raise
         finally:
             if subscriber is not None and link.attached is subscriber and not subscriber.live:
@@ -837,7 +849,7 @@ class DurableRouter(AgentRouter):
             durability.deleting.discard(session_id)
         durability.deleted(session_id)
         if not deleted and session_id not in self._peer.sessions:
-            raise ResourceNotFound({"sessionId": session_id}, "Session not found")
+            raise _not_found(session_id)
         for link in durability.links(session_id):
             if link.session.peer is not self._peer:
                 link.session.peer.forget_session(link.session)
@@ -864,8 +876,12 @@ def decode_attach(raw: Any) -> AttachParams:
 def _check_open(link: DurableLink) -> bool:
     """Raise for a session that was closed or deleted, or whose connection is gone, meanwhile."""
     if link.leave_if_closed():
-        raise ResourceNotFound({"sessionId": link.session_id}, "Session not found")
+        raise _not_found(link.session_id)
     return True
+
+
+def _not_found(session_id: str) -> ResourceNotFound:
+    return ResourceNotFound({"sessionId": session_id}, "Session not found")
 
 
 async def _check_ahead(log_: SessionLog, rider: Rider) -> None:
