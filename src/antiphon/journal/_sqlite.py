@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 
     from antiphon.journal._record import Entry, Record
-    from antiphon.journal._sqlite_thread import Claim, Place, Session
+    from antiphon.journal._sqlite_thread import Claim, Place, Transaction
 
 __all__ = ["Damage", "Loss", "Pruned", "SqliteJournal"]
 
@@ -481,8 +481,8 @@ class SqliteLog(SessionLog):
         writer = await self._shards.writer_of(self.session_id)
         if self._claiming is None:
 
-            def run(session: Session) -> Claim:
-                return writer.claim(session, self.session_id)
+            def run(transaction: Transaction) -> Claim:
+                return writer.claim(transaction, self.session_id)
 
             self._claiming = writer.call(run)
             self._claiming.add_done_callback(self._claimed)
@@ -500,7 +500,7 @@ class SqliteLog(SessionLog):
         if claim is None or claim.lost is not None or self._shards.closing:
             return
         writer = await self._shards.writer_of(self.session_id)
-        await writer.call(lambda session: writer.release(session, claim))
+        await writer.call(lambda transaction: writer.release(transaction, claim))
 
     async def append(self, entries: Sequence[Entry], *, flush: bool = False) -> list[Record]:
         self._shards.check()

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     #: A future and how it ends.
     Outcome = tuple[asyncio.Future[Any], Any, BaseException | None]
 
-__all__ = ["Claim", "Place", "Reader", "Session", "Writer"]
+__all__ = ["Claim", "Place", "Reader", "Transaction", "Writer"]
 
 log = logging.getLogger("antiphon.journal")
 
@@ -108,18 +108,18 @@ class _Append(NamedTuple):
 
 
 class _Call(NamedTuple):
-    run: Callable[[Session], Any]
+    run: Callable[[Transaction], Any]
     future: asyncio.Future[Any]
 
 
-class Session:
+class Transaction:
     """One transaction of a writer, and what is to be done once it is committed."""
 
-    __slots__ = ("after", "execute", "writer")
+    __slots__ = ("after", "execute", "executemany")
 
-    def __init__(self, database: sqlite3.Connection, writer: Writer) -> None:
+    def __init__(self, database: sqlite3.Connection) -> None:
         self.execute = database.execute
-        self.writer = writer
+        self.executemany = database.executemany
         self.after: list[Callable[[], None]] = []
 
 
@@ -209,7 +209,7 @@ class Writer(_Thread):
         self._put(_Append(claim, entries, future), len(entries), size, urgent=flush)
         return future
 
-    def call(self, run: Callable[[Session], Any]) -> asyncio.Future[Any]:
+    def call(self, run: Callable[[Transaction], Any]) -> asyncio.Future[Any]:
         """Have something done within a transaction.
 
         It raises before it has changed anything, or what it raises ends the whole transaction.
@@ -300,10 +300,10 @@ class Writer(_Thread):
         try:
             database = self._database or self._connect()
             self._begin(database)
-            session = Session(database, self)
+            transaction = Transaction(database)
             try:
                 commits = self._check(database)
-                outcomes = self._carry_out(session, jobs)
+                outcomes = self._carry_out(transaction, jobs)
                 database.execute("UPDATE meta SET value=? WHERE key='commits'", (commits + 1,))
                 database.execute("COMMIT")
             except BaseException:
@@ -311,7 +311,7 @@ class Writer(_Thread):
                 raise
         except sqlite3.Error as error:
             raise explain(error, self.place.name) from error
-        for after in session.after:
+        for after in transaction.after:
             after()
         if self._mark is not None:
             self._mark.write(commits + 1)
@@ -391,7 +391,9 @@ class Writer(_Thread):
             log.warning("%s: rolling back: %s", self.place.name, error)
             self._disconnect()
 
-    def _carry_out(self, session: Session, jobs: Sequence[_Append | _Call]) -> list[Outcome]:
+    def _carry_out(
+        self, transaction: Transaction, jobs: Sequence[_Append | _Call]
+    ) -> list[Outcome]:
         outcomes: list[Outcome] = []
         groups: dict[Claim, list[_Append]] = {}
         indexes: dict[Claim, Index] = {}
@@ -399,26 +401,26 @@ class Writer(_Thread):
             if isinstance(job, _Append):
                 groups.setdefault(job.claim, []).append(job)
                 continue
-            self._append_groups(session, groups, indexes, outcomes)
+            self._append_groups(transaction, groups, indexes, outcomes)
             groups = {}
             try:
-                outcomes.append((job.future, job.run(session), None))
+                outcomes.append((job.future, job.run(transaction), None))
             except JournalDamaged:
                 raise
             except JournalError as error:
                 outcomes.append((job.future, None, error))
-        self._append_groups(session, groups, indexes, outcomes)
+        self._append_groups(transaction, groups, indexes, outcomes)
 
         def keep() -> None:
             for claim, index in indexes.items():
                 claim.index = index
 
-        session.after.append(keep)
+        transaction.after.append(keep)
         return outcomes
 
     def _append_groups(
         self,
-        session: Session,
+        transaction: Transaction,
         groups: dict[Claim, list[_Append]],
         indexes: dict[Claim, Index],
         outcomes: list[Outcome],
@@ -431,12 +433,12 @@ class Writer(_Thread):
             again = True
             while failed is None:
                 packed, answers, after = _pack(claim, index, jobs, ts)
-                if after is index or self._fence(session, claim, index, after):
+                if after is index or self._fence(transaction, claim, index, after):
                     rows += packed
                     indexes[claim] = after
                     outcomes += answers
                     break
-                fresh = self._reload(session, claim)
+                fresh = self._reload(transaction, claim)
                 if isinstance(fresh, JournalError):
                     failed = fresh
                 elif again:
@@ -447,16 +449,11 @@ class Writer(_Thread):
             if failed is not None:
                 outcomes += [(job.future, None, failed) for job in jobs]
         if rows:
-            session_rows = session.execute
-            if len(rows) == 1:
-                session_rows("INSERT INTO records VALUES(?, ?, ?)", rows[0])
-            else:
-                assert self._database is not None
-                self._database.executemany("INSERT INTO records VALUES(?, ?, ?)", rows)
+            transaction.executemany("INSERT INTO records VALUES(?, ?, ?)", rows)
 
-    def _fence(self, session: Session, claim: Claim, before: Index, after: Index) -> bool:
+    def _fence(self, transaction: Transaction, claim: Claim, before: Index, after: Index) -> bool:
         """Move the session's index on, if the claim is still ours and nobody has appended."""
-        changed = session.execute(
+        changed = transaction.execute(
             "UPDATE sessions SET records=?, created=?, updated=?, meta=?, title=?, latest=?, sum=?"
             " WHERE number=? AND generation=? AND records=?",
             (
@@ -468,19 +465,19 @@ class Writer(_Thread):
         )
         return changed.rowcount == 1
 
-    def _reload(self, session: Session, claim: Claim) -> Index | JournalInUse:
+    def _reload(self, transaction: Transaction, claim: Claim) -> Index | JournalInUse:
         """Why the fence held: the claim is lost, or the index is another than we know."""
-        row = session.execute(
+        row = transaction.execute(
             "SELECT generation, owner, records, created, updated, meta, title, latest, sum FROM sessions WHERE number=?",
             (claim.number,),
         ).fetchone()
         if row is not None and row[0] == claim.generation:
-            return self._true_index(session, claim.session_id, claim.number, row[2:])
+            return self._true_index(transaction, claim.session_id, claim.number, row[2:])
         if row is None:
             claim.lost = "nobody: it was deleted"
         else:
             claim.lost = owner_text(row[1]) if row[1] else "nobody: another had it meanwhile"
-        session.after.append(lambda: self._drop(claim))
+        transaction.after.append(lambda: self._drop(claim))
         return JournalInUse(claim.session_id, claim.lost)
 
     def _drop(self, claim: Claim) -> None:
@@ -516,53 +513,55 @@ class Writer(_Thread):
 
     # Within a transaction: what `call` runs.
 
-    def claim(self, session: Session, session_id: str) -> Claim:
+    def claim(self, transaction: Transaction, session_id: str) -> Claim:
         """Make a claim; raises `JournalInUse`."""
         owner = self._owner()
         stored = id_bytes(session_id)
-        row = session.execute(
+        row = transaction.execute(
             "SELECT number, generation, owner, records, created, updated, meta, title, latest, sum FROM sessions WHERE id=?",
             (stored,),
         ).fetchone()
         if row is None:
-            check_absence(session.execute, self.place.name, stored)
-            session.execute(
+            check_absence(transaction.execute, self.place.name, stored)
+            transaction.execute(
                 "INSERT INTO sessions(id, generation, owner) VALUES(?, 1, ?)", (stored, owner.name)
             )
-            (number,) = session.execute("SELECT last_insert_rowid()").fetchone()
+            (number,) = transaction.execute("SELECT last_insert_rowid()").fetchone()
             if number > LAST_SESSION:
                 raise JournalDamaged(self.place.name, "has had as many sessions as it can number")
             claim = Claim(session_id, number, 1, Index())
-            self._set_index(session, session_id, number, claim.index)
+            self._set_index(transaction, session_id, number, claim.index)
         else:
             number, generation, other = row[:3]
             self._refuse_owned(session_id, number, other)
-            index = self._true_index(session, session_id, number, row[3:])
+            index = self._true_index(transaction, session_id, number, row[3:])
             claim = Claim(session_id, number, generation + 1, index)
-            session.execute(
+            transaction.execute(
                 "UPDATE sessions SET generation=?, owner=? WHERE number=?",
                 (generation + 1, owner.name, number),
             )
-        session.after.append(lambda: self.held.__setitem__(claim.number, claim))
+        transaction.after.append(lambda: self.held.__setitem__(claim.number, claim))
         return claim
 
     def _true_index(
-        self, session: Session, session_id: str, number: int, row: Sequence[Any]
+        self, transaction: Transaction, session_id: str, number: int, row: Sequence[Any]
     ) -> Index:
         """The index of a session, made anew from its records where it does not fit them."""
         name = self.place.name
-        index, anew = true_index(session.execute, name, session_id, number, row)
-        records = watermark(session.execute, number)
+        index, anew = true_index(transaction.execute, name, session_id, number, row)
+        records = watermark(transaction.execute, number)
         if index.records > records:
             # Offsets that somebody may have seen are never given out again.
             raise JournalDamaged(name, "it is missing", session_id=session_id, offset=records + 1)
         if anew:
             log.warning("%s, session %r: its index was made anew", name, session_id)
-            self._set_index(session, session_id, number, index)
+            self._set_index(transaction, session_id, number, index)
         return index
 
-    def _set_index(self, session: Session, session_id: str, number: int, index: Index) -> None:
-        session.execute(
+    def _set_index(
+        self, transaction: Transaction, session_id: str, number: int, index: Index
+    ) -> None:
+        transaction.execute(
             "UPDATE sessions SET records=?, created=?, updated=?, meta=?, title=?, latest=?, sum=?"
             " WHERE number=?",
             (*index_columns(index, session_id), number),
@@ -580,21 +579,21 @@ class Writer(_Thread):
             with contextlib.suppress(OSError):  # an owner that has ended is never one again
                 (self.place.directory / OWNERS / other).unlink()
 
-    def release(self, session: Session, claim: Claim) -> None:
+    def release(self, transaction: Transaction, claim: Claim) -> None:
         """Give a claim up; nothing where it is lost."""
-        session.execute(
+        transaction.execute(
             "UPDATE sessions SET owner=NULL WHERE number=? AND generation=?",
             (claim.number, claim.generation),
         )
-        session.execute(
+        transaction.execute(
             "DELETE FROM sessions WHERE number=? AND generation=? AND records=0",
             (claim.number, claim.generation),
         )
-        session.after.append(lambda: self._drop(claim))
+        transaction.after.append(lambda: self._drop(claim))
 
     def delete(
         self,
-        session: Session,
+        transaction: Transaction,
         session_id: str,
         *,
         older_than: int | None = None,
@@ -603,7 +602,7 @@ class Writer(_Thread):
         """Take a session away; its records are removed afterwards, and are nobody's until then.
 
         Args:
-            session: the transaction.
+            transaction: in which.
             session_id: which.
             older_than: only if it has not changed since.
             ours: also one that a log of this journal has claimed.
@@ -611,21 +610,21 @@ class Writer(_Thread):
         Raises:
             JournalInUse: a living process has claimed it.
         """
-        row = session.execute(
+        row = transaction.execute(
             "SELECT number, owner, records, updated FROM sessions WHERE id=?",
             (id_bytes(session_id),),
         ).fetchone()
         if row is None:
-            check_absence(session.execute, self.place.name, id_bytes(session_id))
+            check_absence(transaction.execute, self.place.name, id_bytes(session_id))
             return False
         number, other, records, updated = row
         if older_than is not None and updated >= older_than:
             return False
         if not ours or other != self._owner().name:
             self._refuse_owned(session_id, number, other)
-        session.execute("DELETE FROM sessions WHERE number=?", (number,))
-        session.execute("INSERT INTO garbage VALUES(?)", (number,))
-        session.after.append(lambda: self._after_delete(number))
+        transaction.execute("DELETE FROM sessions WHERE number=?", (number,))
+        transaction.execute("INSERT INTO garbage VALUES(?)", (number,))
+        transaction.after.append(lambda: self._after_delete(number))
         return bool(records)
 
     def _after_delete(self, number: int) -> None:
