@@ -45,6 +45,63 @@ def test_a_line_never_begins_inside_the_text_where_both_go_to_one_place() -> Non
     assert done.stdout == "so\nstderr: mutter\n"
 
 
+KEEPS = """
+import sys
+from antiphon import Agent, Turn, serve_stdio
+from antiphon.journal import SqliteJournal
+from antiphon.schema import v1
+
+class Keeps(Agent):
+    async def prompt(self, turn: Turn) -> None:
+        said = [one async for one in turn.session.history() if isinstance(one, v1.UserMessageChunk)]
+        await turn.say(f"prompt {len(said)}")
+
+class Loads(Agent):
+    async def prompt(self, turn: Turn) -> None:
+        await turn.say("and more")
+
+    async def load_session(self, params, context):
+        await context.update(v1.AgentMessageChunk(content=v1.TextContent(text="as before")))
+        return v1.LoadSessionResponse()
+
+if sys.argv[1] == "keeps":
+    serve_stdio(Keeps(), journal=SqliteJournal("sessions"))
+else:
+    serve_stdio(Loads())
+"""
+
+
+def test_a_session_that_the_agent_keeps_is_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "keeps.py").write_text(KEEPS)
+    agent = ("--agent", f"{sys.executable} keeps.py keeps")
+
+    first = antiphon("prompt", *agent, "--json", "one", cwd=tmp_path)
+    session_id = json.loads(first.out.splitlines()[-1])["session_id"]
+    second = antiphon("prompt", *agent, "--session", session_id, "--json", "two", cwd=tmp_path)
+
+    update, result = map(json.loads, second.out.splitlines())
+    assert update["update"]["content"]["text"] == "prompt 2"
+    assert (result["session_id"], result["updates"]) == (session_id, 1)
+
+
+def test_what_an_agent_replays_is_not_shown_again(tmp_path: Path) -> None:
+    (tmp_path / "keeps.py").write_text(KEEPS)
+    agent = ("--agent", f"{sys.executable} keeps.py loads")
+
+    ran = antiphon("prompt", *agent, "--session", "s-1", "--json", "go on", cwd=tmp_path)
+
+    update, result = map(json.loads, ran.out.splitlines())
+    assert update["update"]["content"]["text"] == "and more"
+    assert (ran.code, result["text"], result["session_id"]) == (0, "and more", "s-1")
+
+
+def test_an_agent_that_keeps_no_session_cannot_go_on_with_one(tmp_path: Path) -> None:
+    ran = antiphon("prompt", "--agent", odd("echo"), "--session", "s-1", "x", cwd=tmp_path)
+
+    assert ran.code == 4
+    assert "loadSession" in ran.err
+
+
 def test_a_turn_of_the_demo_agent_needs_no_agent_and_changes_nothing(tmp_path: Path) -> None:
     ran = antiphon("prompt", "--cwd", str(tmp_path), "what can you do?")
 

@@ -276,6 +276,12 @@ def _parser() -> argparse.ArgumentParser:
         help="an agent that listens already, at unix:PATH or tcp:HOST:PORT",
     )
     prompt.add_argument(
+        "--session",
+        metavar="ID",
+        help="go on with this session, which the agent keeps, in place of a new one (a durable agent's: "
+        "antiphon journal ls); what was said before is not shown again",
+    )
+    prompt.add_argument(
         "--cwd", metavar="DIR", default=".", help="the session's folder (default: here)"
     )
     prompt.add_argument(

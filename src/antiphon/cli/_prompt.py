@@ -82,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
     job = Job(
         argv=argv,
         address=options.connect,
+        session_id=options.session,
         cwd=cwd,
         roots=roots,
         lends_terminals=not options.no_terminal,

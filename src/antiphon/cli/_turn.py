@@ -52,7 +52,8 @@ class Job(msgspec.Struct, kw_only=True):
     """What is to be run.
 
     `started` is when the command was called (`time.monotonic`): `timeout` counts from there.
-    `roots` are the folders whose files, and in which commands, are lent (none: `cwd`).
+    `roots` are the folders whose files, and in which commands, are lent (none: `cwd`). `session_id` is
+    the session to go on with, None for a new one.
     """
 
     argv: list[str]
@@ -60,6 +61,7 @@ class Job(msgspec.Struct, kw_only=True):
     text: str
     started: float
     address: str | None = None
+    session_id: str | None = None
     roots: tuple[str, ...] = ()
     lends_terminals: bool = True
     env: dict[str, str] | None = None
@@ -283,9 +285,7 @@ class Run:
 
     async def _prompt(self, agent: AgentPeer) -> None:
         job, outcome = self._job, self.outcome
-        self._session = session = await agent.new_session(
-            cwd=job.cwd, additional_directories=_more_roots(agent, job)
-        )
+        self._session = session = await _opened(agent, job)
         outcome.session_id = session.session_id
         async with session.prompt(job.text, silence=job.silence) as turn:
             self._turn_is_open = True
@@ -298,6 +298,8 @@ class Run:
         outcome.stop_reason = str(turn.stop_reason)
 
     def _update(self, update: Update) -> None:
+        if update.label == "replay":
+            return  # of an earlier run, which has shown it
         self.outcome.updates += 1
         if update.kind == "agent_message_chunk":
             self.outcome.text.append(update.text)
@@ -362,6 +364,21 @@ def _failure_behind(error: BaseException) -> AntiphonError | None:
 def _name(agent: AgentPeer) -> str | None:
     info = agent.info
     return None if info is None else f"{info.title or info.name} {info.version}".strip()
+
+
+async def _opened(agent: AgentPeer, job: Job) -> Session:
+    """A new session, or the one that is named: without its history where the agent can do without."""
+    more = _more_roots(agent, job)
+    if job.session_id is None:
+        return await agent.new_session(cwd=job.cwd, additional_directories=more)
+    if agent.offers("sessionCapabilities.resume"):
+        return await agent.resume_session(job.session_id, cwd=job.cwd, additional_directories=more)
+    async with agent.load_session(
+        job.session_id, cwd=job.cwd, additional_directories=more
+    ) as session:
+        async for _ in session.replay():
+            pass
+    return session
 
 
 def _more_roots(agent: AgentPeer, job: Job) -> list[str]:
