@@ -475,36 +475,3 @@ async def test_what_is_cancelled_before_it_begins_keeps_nobody_from_closing(step
 
     assert kinds(await stored(journal))[:3] == [SESSION_CREATED, TURN_STARTED, TURN_COMPLETED]
     assert writers.get("s") is None
-
-
-@pytest.mark.parametrize("first", [True, False])
-async def test_who_asks_twice_and_gives_up_once_still_has_the_writer(*, first: bool) -> None:
-    journal = MemoryJournal()
-    writers = Writers(journal)
-    user = object()
-    both = [asyncio.create_task(writers.ensure("s", user)) for _ in range(2)]
-    await asyncio.sleep(0)
-    both[0 if first else 1].cancel()
-    kept = await both[1 if first else 0]
-    await turn_of_the_loop()
-    await kept.append(say("x"))
-
-    assert writers.get("s") is kept
-    writers.leave("s", user)
-    await writers.settled()
-    assert writers.get("s") is None
-    assert writers._places == {}
-
-
-async def test_who_asks_twice_and_gives_up_twice_has_left() -> None:
-    writers = Writers(MemoryJournal())
-    user = object()
-    both = [asyncio.create_task(writers.ensure("s", user)) for _ in range(2)]
-    await asyncio.sleep(0)
-    for task in both:
-        task.cancel()
-    await asyncio.gather(*both, return_exceptions=True)
-    await writers.settled()
-    await turn_of_the_loop()
-
-    assert writers._places == {}

@@ -28,15 +28,12 @@ log = logging.getLogger("antiphon.journal")
 class _Place:
     """One session's writer, who uses it, and what is being done to it."""
 
-    __slots__ = ("busy", "coming", "session_id", "sure", "users", "writer")
+    __slots__ = ("busy", "session_id", "users", "writer")
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         self.writer: Writer | None = None
         self.users: dict[int, object] = {}
-        #: Which of them have been given a writer; and how often the others wait for one.
-        self.sure: set[int] = set()
-        self.coming: dict[int, int] = {}
         #: Opening, closing or deleting: one at a time, and it ends with what came of it.
         self.busy: asyncio.Task[Writer | Exception | bool] | None = None
 
@@ -85,21 +82,14 @@ class Writers:
             JournalInUse: another process writes the session.
             JournalError: the store cannot be read or written, or `aclose` was called.
         """
-        place, key = self._place(session_id), id(user)
-        place.coming[key] = place.coming.get(key, 0) + 1
-        given = False
+        place = self._place(session_id)
+        came = id(user) not in place.users
         try:
-            writer = await self._ensure(session_id, user, meta)
-            given = True
-        finally:
-            place.coming[key] -= 1
-            last = not place.coming[key]
-            if last:
-                del place.coming[key]
-            # The same user may have asked twice, and be given it the other time.
-            if not given and last and key not in place.sure:
+            return await self._ensure(session_id, user, meta)
+        except BaseException:
+            if came:
                 self.leave(session_id, user)
-        return writer
+            raise
 
     async def _ensure(
         self, session_id: str, user: object, meta: Mapping[str, Any] | None
@@ -112,7 +102,6 @@ class Writers:
             if place.busy is None:
                 writer = _live(place)
                 if writer is not None:
-                    place.sure.add(id(user))
                     return writer
                 self._begin(place, partial(self._open, place, meta))
             outcome = await _outcome(place)
@@ -124,7 +113,6 @@ class Writers:
         place = self._places.get(session_id)
         if place is not None:
             place.users.pop(id(user), None)
-            place.sure.discard(id(user))
             self._settle(place)
 
     async def delete(self, session_id: str) -> bool:
@@ -217,7 +205,6 @@ class Writers:
     async def _delete(self, place: _Place) -> bool:
         await self._drop(place, "deleted")
         place.users.clear()
-        place.sure.clear()
         return await self._journal.delete(place.session_id)
 
     async def _drop(self, place: _Place, reason: str) -> None:
