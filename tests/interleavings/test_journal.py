@@ -95,8 +95,8 @@ def published_ahead(patch: pytest.MonkeyPatch) -> None:
 def published_in_reverse(patch: pytest.MonkeyPatch) -> None:
     publish = Writer._publish
 
-    def publish_reversed(self: Writer, batch: list[Any], records: list[Record], size: int) -> None:
-        publish(self, batch[::-1], records[::-1], size)
+    def publish_reversed(self: Writer, told: list[Any], records: list[Record], size: int) -> None:
+        publish(self, told[::-1], records[::-1], size)
 
     patch.setattr(Writer, "_publish", publish_reversed)
 
@@ -264,8 +264,8 @@ def appends_halved(patch: pytest.MonkeyPatch) -> None:
     take = Writer._next
 
     def take_some(self: Writer) -> Any:
-        batch, size, flush = take(self)
-        return batch[:3], size, flush
+        entries, told, size, flush = take(self)
+        return entries[:3], told[:3], size, flush
 
     patch.setattr(Writer, "_next", take_some)
 

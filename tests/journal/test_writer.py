@@ -23,6 +23,7 @@ from antiphon.journal import (
     JournalInUse,
     MemoryJournal,
     Record,
+    Sender,
     TurnHeld,
     Writer,
 )
@@ -217,6 +218,91 @@ async def test_a_published_that_raises_hinders_nobody(caplog: pytest.LogCaptureF
     assert made.writer.failed is None
     assert "what was to be told of a record failed" in caplog.text
     await made.writer.aclose()
+
+
+class Sends(Sender):
+    """What a sender was told: offsets, run by run, and None."""
+
+    def __init__(self, told: list[Any], *, broken: bool = False) -> None:
+        self.told = told
+        self.broken = broken
+
+    def published(self, records: Sequence[Record]) -> None:
+        self.told.append([record.offset for record in records])
+        if self.broken:
+            raise ValueError("broken")
+
+    def refused(self) -> None:
+        self.told.append(None)
+        if self.broken:
+            raise ValueError("broken")
+
+
+async def test_a_sender_is_told_of_a_run_in_its_place_among_the_others() -> None:
+    made = await held()
+    await made.writer.ready()
+    told: list[Any] = []
+    sender, other = Sends(told), Sends(told)
+    for _ in range(3):
+        made.writer.submit(say("x"), sender)
+    await made.writer.flush()
+    made.writer.submit(say("y"), sender)
+    made.writer.submit(say("y"), sender)
+    made.writer.submit(say("y"))
+    made.writer.submit(say("y"), told.append)
+    made.writer.submit(say("y"), sender)
+    made.writer.submit(say("y"), other)
+    await made.writer.flush()
+
+    assert told[:1] == [[2, 3, 4]]
+    assert told[1:3] == [[5], [6]]
+    assert told[3].offset == 8
+    assert told[4:] == [[9], [10]]
+    await made.writer.aclose()
+
+
+async def test_every_tail_has_a_record_before_its_sender_is_told() -> None:
+    made = await held()
+    order: list[Any] = []
+
+    class Tells(Ears):
+        def received(self, record: Record) -> None:
+            order.append(record.offset)
+
+    await made.writer.subscribe(Tells())
+    sender = Sends(order)
+    for _ in range(3):
+        made.writer.submit(say("x"), sender)
+    await made.writer.flush()
+
+    assert order == [2, [2], 3, [3], 4, [4]]
+    await made.writer.aclose()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_a_sender_is_told_what_never_will_be_durable(
+    broken: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = await held()
+    told: list[Any] = []
+    sender = Sends(told, broken=broken)
+    made.writer.submit(say("x"), sender)
+    await made.writer.flush()
+    made.log.gate.clear()
+    made.writer.submit(say("x"), sender)
+    await turn_of_the_loop()
+    made.writer.submit(say("x"), lambda record: told.append(("other", record)))
+    made.writer.submit(say("x"), sender)
+    made.log.error = JournalError("no space")
+    made.log.gate.set()
+    with pytest.raises(JournalError, match="no space"):
+        await made.writer.flush()
+    made.writer.submit(say("x"), sender)
+    assert told == [[2], None, ("other", None), None]
+    await turn_of_the_loop()
+
+    assert told == [[2], None, ("other", None), None, None]
+    assert ("what was to be told of a record failed" in caplog.text) == broken
 
 
 async def test_there_is_no_way_to_publish_but_to_append() -> None:
@@ -470,9 +556,9 @@ class RepairsLate(Writer):
 
     async def _prepare(self) -> None:
         await self.log.claim()
-        batch, size, flush = self._next()
-        records = await self.log.append([entry for entry, _ in batch], flush=flush)
-        self._publish(batch, records, size)
+        entries, told, size, flush = self._next()
+        records = await self.log.append(entries, flush=flush)
+        self._publish(told, records, size)
         await super()._prepare()
 
 

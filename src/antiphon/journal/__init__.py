@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from antiphon.journal._subscriber import Subscriber
     from antiphon.journal._tails import Tail
     from antiphon.journal._token import Token, verify_token
-    from antiphon.journal._writer import Writer
+    from antiphon.journal._writer import Sender, Writer
     from antiphon.journal._writers import Writers
 
 __all__ = [
@@ -76,6 +76,7 @@ __all__ = [
     "Pruned",
     "Record",
     "Rider",
+    "Sender",
     "SessionInfo",
     "SessionLog",
     "SqliteJournal",
@@ -115,6 +116,7 @@ _HOMES = {
     "Policy": "_attach",
     "Pruned": "_sqlite",
     "Rider": "_rider",
+    "Sender": "_writer",
     "SessionInfo": "_store",
     "SessionLog": "_store",
     "SqliteJournal": "_sqlite",

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, cast
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from antiphon._errors import JournalError, TurnHeld
 from antiphon.journal._record import (
@@ -35,9 +33,9 @@ if TYPE_CHECKING:
 
     Published = Callable[[Record | None], None]
     OnEvent = Callable[[str, dict[str, Any]], None]
-    Item = tuple[Entry, Published | None]
+    Reached = Callable[[Exception | None], None]
 
-__all__ = ["Writer"]
+__all__ = ["Sender", "Writer"]
 
 log = logging.getLogger("antiphon.journal")
 
@@ -46,10 +44,18 @@ _ENTRIES = 1024
 _BYTES = 4 * 1024 * 1024
 
 
-class _Step(msgspec.Struct, eq=False):
-    """Something in the queue that is no entry: it takes effect between the appends around it."""
+class Sender:
+    """Who submits so much that being told of each record costs more than the record; see `submit`."""
 
-    done: Callable[[Exception | None], None]
+    __slots__ = ()
+
+    def published(self, records: Sequence[Record]) -> None:
+        """Its next entries are durable, and every tail has their records. Must not raise or block."""
+        raise NotImplementedError
+
+    def refused(self) -> None:
+        """Its next entry never will be. Must not raise or block."""
+        raise NotImplementedError
 
 
 class Writer(Audience):
@@ -63,29 +69,30 @@ class Writer(Audience):
         log: its records; the writer claims and releases it, and does not close it.
         failed: why it is down, None while it is up. After `aclose` a `JournalError`, too.
         turn_holder: who holds the session's one turn, None where it is free.
-        waiting: how many entries were submitted and are not durable yet.
-        waiting_bytes: the bytes of their payloads.
+        waiting_bytes: the bytes of what was submitted and is not durable yet.
         freed: called whenever the latch was let go of, and when the writer is down.
     """
 
     __slots__ = (
+        "_appending",
         "_closing",
+        "_entries",
         "_flush",
         "_gathering",
         "_meta",
         "_on_event",
         "_pump",
-        "_queue",
         "_ready",
         "_room",
         "_steps",
+        "_taken",
+        "_told",
         "_turn_id",
         "failed",
         "freed",
         "log",
         "session_id",
         "turn_holder",
-        "waiting",
         "waiting_bytes",
     )
 
@@ -111,13 +118,17 @@ class Writer(Audience):
         self.session_id = log.session_id
         self.failed: Exception | None = None
         self.turn_holder: object | None = None
-        self.waiting = 0
         self.waiting_bytes = 0
         self._meta = meta
         self._on_event = on_event
-        self._queue: list[Item | _Step] = []
-        #: How many of the queue are no entries.
-        self._steps = 0
+        #: What is to be appended next, and who is told of each.
+        self._entries: list[Entry] = []
+        self._told: list[Published | Sender | None] = []
+        #: How many entries were taken to be appended, ever, and how many of them are on their way.
+        self._taken = 0
+        self._appending = 0
+        #: What takes effect between appends: after so many entries, ever.
+        self._steps: list[tuple[int, Reached]] = []
         #: Whether somebody waits for something in the queue.
         self._flush = False
         #: Whether the store was told that it may gather more before it appends.
@@ -132,9 +143,15 @@ class Writer(Audience):
     # ------------------------------------------------------------------ appending
 
     @property
+    def waiting(self) -> int:
+        """How many entries were submitted and are not durable yet."""
+        return len(self._entries) + self._appending
+
+    @property
     def full(self) -> bool:
         """Whether so much waits that who can wait should, with `room`."""
-        return self.waiting > _ENTRIES or self.waiting_bytes > _BYTES
+        waiting = len(self._entries) + self._appending
+        return waiting > _ENTRIES or self.waiting_bytes > _BYTES
 
     @property
     def closing(self) -> bool:
@@ -161,7 +178,7 @@ class Writer(Audience):
             await self._step(None)
 
     def submit(
-        self, entry: Entry, published: Published | None = None, *, flush: bool = False
+        self, entry: Entry, published: Published | Sender | None = None, *, flush: bool = False
     ) -> None:
         """Append an entry. It returns at once; nothing is published inside it.
 
@@ -171,14 +188,15 @@ class Writer(Audience):
 
         Args:
             entry: what to append.
-            published: told the record.
+            published: told the record. A `Sender` is told of several at once, where nobody else has to
+                be told in between.
             flush: somebody waits: the store shall not gather more first.
         """
         if self.failed is not None or self._closing is not None:
             self._refuse(published)
             return
-        self._queue.append((entry, published))
-        self.waiting += 1
+        self._entries.append(entry)
+        self._told.append(published)
         self.waiting_bytes += len(entry.payload)
         if flush:
             self._hurry()
@@ -370,9 +388,8 @@ class Writer(Audience):
 
     # ------------------------------------------------------------------ the queue
 
-    def _queue_step(self, done: Callable[[Exception | None], None]) -> None:
-        self._queue.append(_Step(done))
-        self._steps += 1
+    def _queue_step(self, done: Reached) -> None:
+        self._steps.append((self._taken + len(self._entries), done))
         # Who waits for a step waits for what is before it.
         self._hurry()
         if self._pump is None:
@@ -388,27 +405,28 @@ class Writer(Audience):
         if pump is not self._pump:
             return
         self._pump = None
-        if self._queue or (self._closing is not None and self.failed is None):
+        if self._entries or self._steps or (self._closing is not None and self.failed is None):
             self._start()
 
     async def _run(self) -> None:
-        batch: list[Item] = []
+        told: list[Published | Sender | None] = []
         try:
-            while self._queue:
+            while self._entries or self._steps:
                 if not self._ready:
                     await self._prepare()
-                batch, size, flush = self._next()
-                if batch:
+                entries, told, size, flush = self._next()
+                if entries:
+                    self._appending = len(entries)
                     self._gathering = not flush
-                    records = await self.log.append([item[0] for item in batch], flush=flush)
+                    records = await self.log.append(entries, flush=flush)
                     self._gathering = False
-                    _compare(batch, records)
-                    durable, batch = batch, []
+                    _compare(entries, records)
+                    durable, told = told, []
                     self._publish(durable, records, size)
             if self._closing is not None:
                 await self._end(self._closing)
         except BaseException as error:
-            await self._fail(error, batch)
+            await self._fail(error, told)
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -434,34 +452,45 @@ class Writer(Audience):
         self._meta = None
         self._ready = True
 
-    def _next(self) -> tuple[list[Item], int, bool]:
-        """Take the entries up to the next step, after the steps before them; their bytes; flush."""
-        queue, flush = self._queue, self._flush
-        while self._steps:
-            step = queue[0]
-            if not isinstance(step, _Step):
-                break
-            self._steps -= 1
-            del queue[0]
-            step.done(None)
-        if not self._steps:
-            self._queue, self._flush = [], False
-            return cast("list[Item]", queue), self.waiting_bytes, flush
-        end = next(at for at, item in enumerate(queue) if isinstance(item, _Step))
-        batch = cast("list[Item]", queue[:end])
-        del queue[:end]
-        return batch, sum(len(entry.payload) for entry, _ in batch), flush
+    def _next(self) -> tuple[list[Entry], list[Published | Sender | None], int, bool]:
+        """Take the entries up to the next step, after the steps before them.
 
-    def _publish(self, batch: list[Item], records: list[Record], size: int) -> None:
+        Returns:
+            The entries, who is told of each, their bytes, and whether somebody waits for them.
+        """
+        flush = self._flush
+        while self._steps and self._steps[0][0] == self._taken:
+            _, done = self._steps.pop(0)
+            done(None)
+        entries, told = self._entries, self._told
+        if not self._steps:
+            self._taken += len(entries)
+            self._entries, self._told, self._flush = [], [], False
+            return entries, told, self.waiting_bytes, flush
+        end = self._steps[0][0] - self._taken
+        self._taken += end
+        self._entries, self._told = entries[end:], told[end:]
+        del entries[end:], told[end:]
+        return entries, told, sum(len(entry.payload) for entry in entries), flush
+
+    def _publish(
+        self, told: list[Published | Sender | None], records: list[Record], size: int
+    ) -> None:
         """Tell of what is durable: there is no other way to a tail."""
-        self.waiting -= len(batch)
+        self._appending = 0
         self.waiting_bytes -= size
         seats = list(self._seats.values())
-        for (_, published), record in zip(batch, records, strict=True):
-            if seats:
-                self._give(record, seats)
-            if published is not None:
-                _call(published, record)
+        first = told[0] if told else None
+        if not seats and isinstance(first, Sender) and told.count(first) == len(told):
+            _call(first.published, records)  # the rule, in a stream
+        else:
+            for who, record in zip(told, records, strict=True):
+                if seats:
+                    self._give(record, seats)
+                if isinstance(who, Sender):
+                    _call(who.published, [record])
+                elif who is not None:
+                    _call(who, record)
         self._wake()
 
     async def _end(self, reason: str) -> None:
@@ -469,24 +498,27 @@ class Writer(Audience):
         self._end_all(reason)
         await self._over()
 
-    async def _fail(self, error: BaseException, batch: list[Item]) -> None:
+    async def _fail(self, error: BaseException, appending: list[Published | Sender | None]) -> None:
         """Everything that waits is lost; so says everything that can say so."""
-        lost = [*batch, *self._queue]
-        self._queue, self._steps, self._flush = [], 0, False
-        self.waiting = self.waiting_bytes = 0
+        lost = [*appending, *self._told]
+        begin = self._taken - len(appending)
+        steps = [(at - begin, done) for at, done in self._steps]
+        self._entries, self._told, self._steps, self._flush = [], [], [], False
+        self._appending = self.waiting_bytes = 0
         self.turn_holder = None
         if self.failed is None:
             self.failed = error if isinstance(error, Exception) else JournalError("cancelled")
             log.warning("session %r is not journaled any more: %s", self.session_id, error)
-            entries = sum(not isinstance(item, _Step) for item in lost)
-            self._tell("journal.writer_failed", {"error": type(error).__name__, "lost": entries})
+            self._tell("journal.writer_failed", {"error": type(error).__name__, "lost": len(lost)})
         # Tails first: what is told without having been kept must not look like one of theirs.
         self._end_all("writer_down")
-        for item in lost:
-            if isinstance(item, _Step):
-                item.done(self._why())
-            elif item[1] is not None:
-                _call(item[1], None)
+        at = 0
+        for end, done in [*steps, (len(lost), None)]:
+            for who in lost[at:end]:
+                _refuse(who)
+            at = end
+            if done is not None:
+                done(self._why())
         await self._over()
 
     async def _over(self) -> None:
@@ -498,14 +530,14 @@ class Writer(Audience):
         if self.freed is not None:
             self.freed()
 
-    def _refuse(self, published: Published | None) -> None:
+    def _refuse(self, published: Published | Sender | None) -> None:
         if published is None:
             return
         if self.failed is None:
             # What was submitted before is still on its way, and is told first.
-            self._queue_step(lambda _: _call(published, None))
+            self._queue_step(lambda _: _refuse(published))
         else:
-            asyncio.get_running_loop().call_soon(_call, published, None)
+            asyncio.get_running_loop().call_soon(_refuse, published)
 
     def _why(self) -> Exception:
         if self.failed is None:
@@ -528,9 +560,9 @@ class Writer(Audience):
             log.exception("what listens to events failed")
 
 
-def _compare(batch: list[Item], records: list[Record]) -> None:
-    if len(batch) != len(records):
-        raise JournalError(f"of {len(batch)} entries the store made {len(records)} records")
+def _compare(entries: list[Entry], records: list[Record]) -> None:
+    if len(entries) != len(records):
+        raise JournalError(f"of {len(entries)} entries the store made {len(records)} records")
 
 
 def _orphan(turn_id: Any) -> Entry:
@@ -547,8 +579,19 @@ def _number(record: Record) -> Any:
     return record.data.get("turnId")
 
 
-def _call(published: Published, record: Record | None) -> None:
+def _refuse(who: Published | Sender | None) -> None:
+    if isinstance(who, Sender):
+        _call(_refused, who)
+    elif who is not None:
+        _call(who, None)
+
+
+def _refused(sender: Sender) -> None:
+    sender.refused()
+
+
+def _call(tell: Callable[[Any], None], what: Any) -> None:
     try:
-        published(record)
+        tell(what)
     except Exception:
         log.exception("what was to be told of a record failed")
