@@ -342,7 +342,8 @@ def serve_unix(
             number: `wire.ndjson` is `wire-1.ndjson`; or a function of (direction, frame), for all.
         telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
         journal: keeps the agent's sessions, as for `serve`; all connections share them.
-        on_listening: called with the address once clients can connect to it.
+        on_listening: called with the address once clients can connect to it; what it raises is raised
+            where the server was awaited or entered, which then does not listen.
 
     Raises:
         ValueError: `path` is no path of a socket. From here on, when it is awaited or entered:
@@ -404,7 +405,8 @@ def serve_tcp(
         record: a file for each connection, or a function.
         telemetry: called with each `TelemetryEvent` on the event loop; it must not block.
         journal: keeps the agent's sessions, as for `serve`; all connections share them.
-        on_listening: called with the address once clients can connect to it.
+        on_listening: called with the address once clients can connect to it; what it raises is raised
+            where the server was awaited or entered, which then does not listen.
 
     Raises:
         ValueError: there is no such address, or other machines could connect to it and `allow_remote`
