@@ -13,8 +13,9 @@ from antiphon.journal import Subscriber, Writer
 from antiphon.sessions._durability import Durability
 from antiphon.sessions._durable_link import DurableLink
 from antiphon.sessions._durable_router import DurableRouter
-from tests.interleavings.driver import Failure, Seed, how_many, run_many
+from tests.interleavings.driver import Failure, Seed, how_many, run_many, run_one
 from tests.interleavings.durable_world import DurableWorld
+from tests.interleavings.world import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,27 @@ def test_no_random_interleaving_of_a_durable_agent_s_clients_loses_or_doubles_a_
 
     say(f"interleavings: durable: {count} programs of {steps} steps")
     assert steps >= 5 * len(seed.numbers(count))
+
+
+#: Programs that found a fault once, and what it was.
+FOUND = {
+    "an attach that replaces another at the end of a turn, on a slow link: the answer came first": (
+        8393,
+        [
+            *(Step("attach", 50, 33), Step("rest", 35, 49), Step("attach", 14, 44)),
+            *(Step("say", 35, 6), Step("turn", 56, 29), Step("end", 15, 15)),
+            *(Step("slow", 32, 19), Step("turn", 61, 41), Step("turn", 31, 16)),
+        ],
+    ),
+}
+
+
+@pytest.mark.alarms("zero_updates_turn")
+@pytest.mark.parametrize("fault", FOUND)
+def test_what_was_found_once_stays_mended(fault: str) -> None:
+    variant, program = FOUND[fault]
+
+    assert run_one(DurableWorld, program, variant)[0] == []
 
 
 # ------------------------------------------------------------------ each law can fail

@@ -363,8 +363,14 @@ class DurableLink:
             self._noted = False
             with suppress(JournalError):  # then it is not kept, which is told elsewhere
                 await self.writer.flush()
-        if self.attached is not None:
-            await self.attached.reached(self._offset)
+        await self._reached(self._offset)
+
+    async def _reached(self, offset: int) -> None:
+        """Wait until the connection was given the record, by the attach that it has or the next one."""
+        while (attached := self.attached) is not None:
+            await attached.reached(offset)
+            if self.attached is attached:
+                return
 
     # -------------------------------------------------------------- the writer
 
@@ -439,7 +445,7 @@ class DurableLink:
         attached, self.attached = self.attached, None
         if attached is not None:
             # Whoever prompts sees all of its turn, in this way or that.
-            attached.detach(flush=self._turn is not None)
+            attached.detach(flush=True)
             self._send_held_back()
 
     async def history(self) -> AsyncIterator[Any]:
@@ -562,9 +568,9 @@ class DurableLink:
 
     async def _seen(self, done: asyncio.Future[Record | None]) -> None:
         """Wait until a completion is durable, and what precedes it with the connection."""
-        record, attached = await done, self.attached
-        if attached is not None and record is not None:
-            await attached.reached(record.offset)
+        record = await done
+        if record is not None:
+            await self._reached(record.offset)
 
     async def end_turn(
         self, turn: Turn, *, stop_reason: str | None = None, failure: BaseException | None = None
