@@ -317,8 +317,10 @@ async def test_the_sessions_of_a_file_that_was_cut_are_listed_and_what_is_there_
         ]
         for name in gaps
     }
+    damages = [damage.reason for damage in await journal.verify()]
     await journal.aclose()
 
+    assert damages[0].startswith("it was cut: ")
     assert listed == {"s-1": 40, "s-2": 40}
     assert [record.offset for record in held["s-1"]][:20] == [*range(1, 21)]
     assert len(held["s-2"]) < 40
