@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -510,7 +511,135 @@ async def test_a_session_that_is_deleted_while_another_attaches_does_not_begin_a
         assert await journal.sessions() == []
 
 
+async def test_a_deletion_that_nobody_waits_for_goes_on_and_no_turn_begins_meanwhile() -> None:
+    agent, journal = Scripted(), Gated()
+    durability = Durability(journal)
+    async with client(agent, durability) as one, client(agent, durability) as other:
+        session_id = await opened(one)
+        await prompt(one, session_id, "x")
+        await attach(other, session_id)
+        journal.gate.clear()
+        one.send(one.request("m", "session/set_mode", {"sessionId": session_id, "modeId": "code"}))
+        await one.round_trip()
+        assert not one.responses("m")  # what is answered is kept
+        about = {"sessionId": session_id}
+        for id_ in ("first", "second"):
+            other.send(other.request(id_, "session/delete", about))
+            begun = len(durability._tasks)
+            while len(durability._tasks) == begun:
+                await asyncio.sleep(0)
+            other.send(other.notification("$/cancel_request", {"requestId": id_}))
+            assert (await other.answer_to(id_))["error"]["code"] == -32800
+            refused = await prompt(one, session_id, "y")
+            assert refused["error"]["message"] == "the session is being deleted"
+        journal.gate.set()
+        await one.answer_to("m")
+        await durability.writers.settled()
+        gone = await prompt(one, session_id, "z")
+
+        assert gone["error"]["code"] == -32002
+        assert await journal.sessions() == []
+
+
 # -------------------------------------------------------------------------------- at the same time
+
+
+def ask(raw: RawPeer, what: str, session_id: str, id_: str) -> bool:
+    """Send something about a session; whether it has an answer."""
+    about: dict[str, Any] = {"sessionId": session_id}
+    match what:
+        case "session/cancel" | "_raxol/session.detach":
+            raw.send(raw.notification(what, about))
+            return False
+        case "session/prompt":
+            about = prompt_of(session_id, "a b")
+        case "session/set_mode":
+            about["modeId"] = "code"
+        case "session/resume" | "session/load":
+            about = load(session_id)
+        case "_raxol/session.load":
+            about = load(session_id, **rider())
+        case "_raxol/session.steer":
+            about.update(expectedTurnId=1, text="x")
+        case "session/list":
+            about = {}
+        case "session/new":
+            about = NEW
+        case _:
+            pass
+    raw.send(raw.request(id_, what, about))
+    return True
+
+
+_ANYTHING = (
+    "session/prompt",
+    "session/cancel",
+    "session/close",
+    "session/delete",
+    "session/set_mode",
+    "session/resume",
+    "session/load",
+    "session/list",
+    "session/new",
+    "_raxol/session.load",
+    "_raxol/session.steer",
+    "_raxol/session.detach",
+)
+
+
+class Closing(Steered):
+    """Lets its sessions be closed."""
+
+    async def close_session(self, params: Any, ctx: Any) -> v1.CloseSessionResponse:
+        return v1.CloseSessionResponse()
+
+
+@pytest.mark.parametrize("seed", [*range(24), 53, 91, 123, 127, 431])
+async def test_whatever_clients_ask_at_once_each_is_answered_once_and_nothing_is_left(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    chance = random.Random(seed)
+    agent, journal = Closing(), Gated()
+    agent.go.set()
+    durability = Durability(journal, outlive=chance.random() < 0.5, credit=chance.choice([4, 1024]))
+    limits = Limits(cancel_backstop=0.05)
+
+    async def life(name: int, session_id: str) -> None:
+        async with client(agent, durability, limits=limits) as raw:
+            asked: list[str] = []
+            for number in range(25):
+                id_ = f"{name}-{number}"
+                if ask(raw, chance.choice(_ANYTHING), session_id, id_):
+                    asked.append(id_)
+                if asked and chance.random() < 0.15:
+                    about = {"requestId": chance.choice(asked)}
+                    raw.send(raw.notification("$/cancel_request", about))
+                for _ in range(chance.choice([0, 0, 1, 3, 10])):
+                    await asyncio.sleep(0)
+                if chance.random() < 0.05:
+                    journal.gate.clear()
+                    asyncio.get_running_loop().call_later(0.002, journal.gate.set)
+            if chance.random() < 0.5:
+                for id_ in asked:
+                    await raw.answer_to(id_)
+                    assert len(raw.responses(id_)) == 1
+
+    async with client(agent, durability, limits=limits) as first:
+        session_id = await opened(first)
+        await prompt(first, session_id, "x")
+        await asyncio.gather(*(life(name, session_id) for name in range(4)))
+    journal.gate.set()
+    await durability.aclose()
+
+    assert durability.links(session_id) == ()
+    assert durability.open_turn(session_id) is None
+    assert (durability._links, durability.writers._places) == ({}, {})
+    for info in await journal.sessions():
+        kinds = [record.kind for record in await records(journal, info.session_id)]
+        turns = [kind for kind in kinds if kind.startswith("turn")]
+        assert kinds[0] == "session_created"
+        assert turns == ["turn_started", "turn_completed"] * (len(turns) // 2)
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize("opened_before", [True, False])

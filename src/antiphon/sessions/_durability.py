@@ -69,9 +69,9 @@ class Durability:
 
     Args:
         journal: where records are kept. It stays the caller's to close; `serve_stdio` closes it.
-        policy: decides who may attach, load, resume, list and delete; None stands for `LocalNode()`: who
-            reaches the agent from this machine's own user, by pipes or a Unix socket. There is no
-            policy that lets everybody in.
+        policy: decides who may attach, load, resume, list and delete, also where the agent has handlers
+            of its own for that; None stands for `LocalNode()`: who reaches the agent from this
+            machine's own user, by pipes or a Unix socket. There is no policy that lets everybody in.
         roles: what somebody who was let in may do, by the `id` of the grant's actor, or a function of
             (grant, context). A "controller" prompts, cancels and changes; an "observer" looks on. It is
             local configuration and never taken from a token.
@@ -121,7 +121,7 @@ class Durability:
         self._turns: dict[str, _OpenTurn] = {}
         self._steers: dict[str, _Steers] = {}
         #: Sessions that are being deleted: no turn begins in them.
-        self.deleting: set[str] = set()
+        self.deleting: dict[str, int] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
@@ -291,9 +291,36 @@ class Durability:
             if link.session.peer is not but
         )
 
-    def deleted(self, session_id: str) -> None:
-        """A session is no more; one that is made under its id knows nothing of it."""
+    async def delete(self, session_id: str, but: object) -> bool:
+        """Delete a session, and forget it on all connections but that of the peer `but`.
+
+        Cancelled, it goes on by itself: until it is done, no turn begins in the session.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            JournalInUse: another process writes it.
+            JournalError: the store cannot be written.
+        """
+        return await asyncio.shield(self.create_task(self._delete(session_id, but)))
+
+    async def _delete(self, session_id: str, but: object) -> bool:
+        deleting = self.deleting
+        deleting[session_id] = deleting.get(session_id, 0) + 1
+        try:
+            deleted = await self.writers.delete(session_id)
+        finally:
+            deleting[session_id] -= 1
+            if not deleting[session_id]:
+                del deleting[session_id]
+        # One that is made under its id knows nothing of it.
         self._steers.pop(session_id, None)
+        for link in self.links(session_id):
+            peer = link.session.peer
+            if deleted and peer is not but:
+                peer.forget_session(link.session)
+        return deleted
 
     def keep(self, link: DurableLink, update: Any) -> None:
         """Another mode, or other options: the session's, so those of every connection's view of it."""

@@ -407,6 +407,7 @@ class DurableRouter(AgentRouter):
             link = context.session().durable
             if link is not None:
                 link.note(v1.CurrentModeUpdate(current_mode_id=params.mode_id))
+                await link.settled()
             return response
 
         return RequestRoute(served.decode, set_mode, served.encode)
@@ -419,6 +420,7 @@ class DurableRouter(AgentRouter):
             options, link = getattr(response, "config_options", None), context.session().durable
             if link is not None and options is not None:
                 link.note(v1.ConfigOptionUpdate(config_options=options))
+                await link.settled()
             return response
 
         return super()._option_route(RequestRoute(route.decode, set_option, route.encode))
@@ -839,20 +841,13 @@ class DurableRouter(AgentRouter):
             raise _observer(session_id)
         if durability.in_turn(session_id, but=self._peer):
             raise InvalidRequest({"sessionId": session_id}, "prompt already in flight")
-        durability.deleting.add(session_id)
         try:
-            deleted = await durability.writers.delete(session_id)
+            deleted = await durability.delete(session_id, but=self._peer)
         except JournalInUse:
             reason = {"sessionId": session_id, "reason": "session_in_use"}
             raise InvalidRequest(reason, "the session is in use by another process") from None
-        finally:
-            durability.deleting.discard(session_id)
-        durability.deleted(session_id)
         if not deleted and session_id not in self._peer.sessions:
             raise _not_found(session_id)
-        for link in durability.links(session_id):
-            if link.session.peer is not self._peer:
-                link.session.peer.forget_session(link.session)
         return v1.DeleteSessionResponse()
 
     # -------------------------------------------------------------- steering
