@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from antiphon.journal import JournalDamaged, JournalError, _sqlite_schema
+from antiphon.journal._sqlite_owners import lock_file
 from antiphon.journal._sqlite_schema import (
     MIGRATIONS,
     VERSION,
@@ -102,6 +103,22 @@ def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None
 
     with pytest.raises(JournalError, match="not a directory"):
         read_shape(place)
+
+
+def test_a_process_that_keeps_others_from_making_files_is_waited_for_within_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sqlite_schema, "_PATIENCE", 0.05)
+    directory = tmp_path / "journal"
+    directory.mkdir(mode=0o700)
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    assert lock_file(fd, exclusive=True)
+
+    with pytest.raises(JournalError, match="locked by another process"):
+        make_directory(directory, 1)
+
+    os.close(fd)
+    assert make_directory(directory, 1) == 1
 
 
 @pytest.mark.parametrize(

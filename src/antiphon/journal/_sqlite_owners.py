@@ -118,18 +118,18 @@ def private_file(path: Path) -> int:
     return fd
 
 
-def lock_file(fd: int, *, exclusive: bool, wait: bool = False) -> bool:
-    """Lock an open file; returns whether it is locked now."""
+def lock_file(fd: int, *, exclusive: bool) -> bool:
+    """Lock an open file, without waiting; returns whether it is locked now."""
     if sys.platform == "win32":
         os.lseek(fd, _LOCKED_AT, os.SEEK_SET)
         try:
-            msvcrt.locking(fd, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
         except OSError:
             return False
         return True
     mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     try:
-        fcntl.flock(fd, mode if wait else mode | fcntl.LOCK_NB)
+        fcntl.flock(fd, mode | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

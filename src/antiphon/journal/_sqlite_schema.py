@@ -58,6 +58,8 @@ _PAGE = 16384
 _FORMAT = "antiphon-journal"
 _SHAPE = "journal.json"
 _LOCK = "lock"
+#: Seconds that a process waits for another that makes files; one that was stopped keeps the lock.
+_PATIENCE = 10.0
 OWNERS = "owners"
 MAX_SHARDS = 64
 
@@ -199,7 +201,11 @@ def _locked(directory: Path) -> Generator[None]:
     except FileExistsError:
         fd = os.open(path, os.O_RDWR)
     try:
-        lock_file(fd, exclusive=True, wait=True)
+        end = time.monotonic() + _PATIENCE
+        while not lock_file(fd, exclusive=True):
+            if time.monotonic() >= end:
+                raise JournalError(f"{path} is kept locked by another process")
+            time.sleep(0.005)
         yield
     finally:
         os.close(fd)
