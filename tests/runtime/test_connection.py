@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any
 
 import msgspec
@@ -511,6 +512,25 @@ async def test_deliveries_come_to_their_own_end_other_tasks_are_cancelled_at_onc
         await bounded(link.connection.aclose())
 
         assert ended == ["delivered"]
+
+
+async def test_a_task_that_is_left_to_another_connection_keeps_nothing_of_the_first() -> None:
+    """One that outlives a thousand links must not have a thousand of them to tell of its end."""
+    async with (
+        linked("client", close_grace=0.02) as first,
+        linked("client", close_grace=0.02) as second,
+    ):
+        task = first.connection.create_task(asyncio.Event().wait(), delivery=True)
+        kept = weakref.ref(first.connection._deliveries)
+        first.connection.disown_task(task)
+        second.connection.own_task(task)
+        await bounded(first.connection.aclose())
+
+        first.connection._deliveries = set()
+        assert kept() is None
+        assert not task.done()
+        await bounded(second.connection.aclose())
+        assert task.cancelled()
 
 
 async def test_a_delivery_that_does_not_end_is_cancelled_after_the_grace() -> None:

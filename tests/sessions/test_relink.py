@@ -637,6 +637,35 @@ async def test_a_session_whose_link_is_lost_right_behind_its_load_goes_on(
         assert session.inbox.received == 2
 
 
+@pytest.mark.parametrize("prompted", [True, False])
+async def test_what_an_agent_tells_without_an_offset_when_it_goes_is_not_shown_again(
+    *, prompted: bool
+) -> None:
+    agent = JournaledAgent()
+    async with linked(agent) as (_, session, _):
+        updates = session.updates()
+        turn = None
+        if prompted:
+            turn = asyncio.create_task(session.prompt("go"))
+            await agent.until_sent("session/prompt")
+        agent.detach("s1")  # without a word: its journal is being closed
+        for text in ("a", "b"):
+            offset = agent.append("s1", "session_update", agent.chunk(text), silent=True)
+            agent.link.tell(agent.frame("s1", offset, rider=False))
+        await settle()
+        agent.append("s1", "session_update", agent.chunk("c"), silent=True)
+        agent.link.cut()
+        await agent.until_sent("_raxol/session.load", 2)
+        await settle()
+        # Once there are numbers again, the same words are others.
+        agent.append("s1", "session_update", agent.chunk("a"))
+        if turn is not None:
+            agent.finish("s1")
+            assert (await turn).text == "abca"
+        assert [text_of(await anext(updates)) for _ in range(4)] == ["a", "b", "c", "a"]
+        assert session.inbox.received == 4
+
+
 @pytest.mark.parametrize("how", ["leave", "timeout", "silence"])
 async def test_a_turn_that_ends_here_without_a_link_is_cancelled_over_the_next(
     agent: JournaledAgent, how: str

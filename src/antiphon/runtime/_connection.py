@@ -518,8 +518,9 @@ class Connection(Budget):
 
     def disown_task(self, task: asyncio.Task[Any]) -> None:
         """Leave a task of ours to somebody else, who ends it: it outlives the connection."""
-        self.tasks.discard(task)
-        self._deliveries.discard(task)
+        for tasks in (self.tasks, self._deliveries):
+            tasks.discard(task)
+            task.remove_done_callback(tasks.discard)
 
     def own_task(self, task: asyncio.Task[Any]) -> None:
         """Take over a task that shows received updates to an observer."""

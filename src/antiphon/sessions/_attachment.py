@@ -175,8 +175,10 @@ class Attachment:
         #: Copies without an offset of a turn that was given up here still come.
         self._ignoring = False
         self._loaded = 0  # updates that had come when a plain load began
-        # What a new session told before it was attached: should that be lost, it comes with its history.
+        # What was told without an offset, and comes with one should the link be lost now: by a new
+        # session before it was attached, and by an agent that has ended an attach on its own.
         self._unnumbered: Copies | None = None
+        self._at_tip = False  # of a turn that began before: what has no offset is behind us
         self._mark = 0  # up to which the last attach was to bring everything
         self._again_wanted = False  # once what is under way is over
         self._observers: tuple[Callable[[SessionRecord], object], ...] = ()
@@ -204,7 +206,8 @@ class Attachment:
         if not offset:
             self._told(raw, frame)
         elif self._take(offset):
-            self._update(raw, frame)
+            if self._unnumbered is None or not self._again(raw):
+                self._update(raw, frame)
             self._reached()
 
     def notice(self, notice: SessionRecord | CaughtUp | Lagged | Closed) -> None:
@@ -234,6 +237,7 @@ class Attachment:
         if offset == held + 1:
             self.offset = offset
             self._tries = 0
+            self._at_tip = False
             return True
         if offset <= held:
             return False
@@ -247,12 +251,25 @@ class Attachment:
             self._attach_again()
         return False
 
+    def _again(self, raw: msgspec.Raw) -> bool:
+        """Whether an update has come without an offset before."""
+        if self.live and not self.attaching:  # then nothing comes again
+            self._unnumbered = None
+        return self._unnumbered is not None and bool(self._unnumbered.until(raw))
+
+    def _note(self, raw: msgspec.Raw, frame: bytes) -> None:
+        """An update without an offset is given: it may come again, with one."""
+        if self._unnumbered is None:
+            attached = self.live or self._over is not None
+            if self._doubles or self._at_tip or not attached:
+                return
+            self._unnumbered = Copies()
+        self._unnumbered.add(Told(raw, frame, given=True))
+
     def _update(self, raw: msgspec.Raw, frame: bytes) -> None:
         own, inbox = self._own, self.inbox
         if self._stray is not None and self._stray.own.running:
             self._stray.own.place(raw)
-        if self._unnumbered is not None and self._unnumbered.until(raw):
-            return
         if own is not None and own.running:
             place = own.place(raw)
             if place is Place.turn:
@@ -280,18 +297,20 @@ class Attachment:
         own = self._own
         if own is None:
             if not self._ignoring:
-                if self._unnumbered is not None:
-                    self._unnumbered.add(Told(raw, frame, given=True))
+                self._note(raw, frame)
                 self.inbox.put(raw, frame)
             return
         if own.outcome is not None:
             if not self._doubles:
+                self._note(raw, frame)
                 self._outside(own, raw, frame)
             elif own.told(raw, frame, given=True):  # not the second copy of one of the turn's last
                 self._give(raw, frame)
             return
         if (self.live and not self._doubles) or own.told_only:
-            # Of a record that is no newer than the mark at which it was attached, without its history.
+            # Of a record that is no newer than the mark at which it was attached, without its history;
+            # or the agent has ended the attach, and is about to go.
+            self._note(raw, frame)
             self._give(raw, frame)
             return
         # While the session is being attached, what is in front of it may be on its way.
@@ -382,7 +401,7 @@ class Attachment:
 
     def turn_sent(self, turn: PromptTurn) -> None:
         """A prompt is about to be sent."""
-        self._ignoring = False
+        self._ignoring = self._at_tip = False
         if self.live or self._over is not None:
             self._own = self._new_own(turn, 0)
 
@@ -690,6 +709,7 @@ class Attachment:
         self.live = self.wanted = self.session.peer.has_attached = True
         self.ended, self._said, self._revoked = None, None, False
         self._unnumbered, self.history = None, "from_offset"
+        self._at_tip = history == "tip" and own is not None
         self._attaches += 1
         if self.inbox.view is not None:
             self.inbox.view.end_load()
