@@ -394,6 +394,23 @@ async def test_what_an_agent_asks_or_tells_by_extension_leaves_behind_what_it_to
         ]
 
 
+async def test_a_mode_that_its_handler_tells_of_itself_is_journaled_once() -> None:
+    class Telling(Scripted):
+        async def set_session_mode(self, params: Any, ctx: Any) -> Any:
+            if params.mode_id == "code":
+                await ctx.session().set_mode("code")
+            return await super().set_session_mode(params, ctx)
+
+    journal = MemoryJournal()
+    async with client(Telling(), journal) as raw:
+        session_id = await opened(raw)
+        for mode in ("code", "ask", "code"):
+            await raw.ask("session/set_mode", {"sessionId": session_id, "modeId": mode})
+
+    modes = [r.data["currentModeId"] for r in await records(journal, session_id) if r.offset > 1]
+    assert modes == ["code", "ask", "code"]
+
+
 async def test_history_gives_an_agent_what_was_told() -> None:
     found: list[Any] = []
 

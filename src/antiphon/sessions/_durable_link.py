@@ -92,6 +92,7 @@ class DurableLink:
         "_pending",
         "_prompt",
         "_role",
+        "_said",
         "_start",
         "_turn",
         "_turn_id",
@@ -128,6 +129,8 @@ class DurableLink:
         #: Frames of updates that are not durable yet, in order; behind them, in tuples, what must follow.
         self._pending: deque[bytes | tuple[bytes]] = deque()
         self._waiting: list[asyncio.Future[None]] = []
+        #: What was told last of each kind that is about the session and not about a turn.
+        self._said: dict[str, bytes] = {}
         #: Own updates that an attach under way has a copy of, by offset: bare, should it come to nothing.
         self._held_back: dict[int, bytes] = {}
         #: Up to where the attach shows nothing: own updates up to there are sent bare.
@@ -229,7 +232,9 @@ class DurableLink:
         taint = None if match is None else _TAINTS.get(match[1])
         update = frame[start:-2] if kept is None else kept
         if taint is None:
-            taint = taint_of_update(tag_of_update(update))
+            tag = tag_of_update(update)
+            taint = taint_of_update(tag)
+            self._said[tag] = update
         self._pending.append(frame)
         writer.submit(Entry(SESSION_UPDATE, update, taint), self._published)
 
@@ -241,12 +246,20 @@ class DurableLink:
         else:
             self.connection.send(frame, now=True)
 
+    def change_begins(self) -> None:
+        """A client asks for another mode or option: what is said of them from here on is about that."""
+        self._said.clear()
+
     def note(self, update: Any) -> None:
-        """Append an update that the client need not be told: it has asked for what it says."""
+        """Append an update that the client need not be told: it has asked for what it says.
+
+        A handler that has told it itself, since `change_begins`, has said it once for all.
+        """
         body = self.whole_of(update)
-        if self.writer is not None:
+        tag = tag_of_update(body)
+        if self.writer is not None and self._said.get(tag) != body:
             self._noted = True
-            self.writer.submit(Entry(SESSION_UPDATE, body, taint_of_update(tag_of_update(body))))
+            self.writer.submit(Entry(SESSION_UPDATE, body, taint_of_update(tag)))
 
     def whole_of(self, update: Any) -> bytes:
         """What is kept of another mode, or other options; every connection's view of it changes.

@@ -403,8 +403,10 @@ class DurableRouter(AgentRouter):
         invoke = served.invoke
 
         async def set_mode(params: v1_unstable.SetSessionModeRequest, context: AgentContext) -> Any:
-            response = await invoke(params, context)
             link = context.session().durable
+            if link is not None:
+                link.change_begins()
+            response = await invoke(params, context)
             if link is not None:
                 link.note(v1.CurrentModeUpdate(current_mode_id=params.mode_id))
                 await link.settled()
@@ -416,8 +418,11 @@ class DurableRouter(AgentRouter):
         invoke = route.invoke
 
         async def set_option(params: Any, context: AgentContext) -> Any:
+            link = context.session().durable
+            if link is not None:
+                link.change_begins()
             response = await invoke(params, context)
-            options, link = getattr(response, "config_options", None), context.session().durable
+            options = getattr(response, "config_options", None)
             if link is not None and options is not None:
                 link.note(v1.ConfigOptionUpdate(config_options=options))
                 await link.settled()
