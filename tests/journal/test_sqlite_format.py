@@ -19,6 +19,7 @@ from antiphon.journal._sqlite_format import (
     Row,
     base,
     pack_runs,
+    unpack_plain,
     unpack_run,
 )
 
@@ -155,6 +156,44 @@ def test_a_row_is_lines_of_json_and_their_checksums() -> None:
     ]
     assert list(unpack("<2I", row.checks)) == [crc32(b"s-1" + line) for line in lines]
     assert row.key == (3 << 40) + 1
+
+
+@given(
+    before=st.sampled_from([0, 90, 995, 2000]),
+    odd=st.none() | st.sampled_from(ODD),
+    part=st.tuples(st.integers(0, 39), st.integers(0, 39)).map(sorted),
+    spoiled=st.none() | st.integers(0, 39),
+)
+def test_a_part_of_a_row_is_read_at_once_if_it_is_whole_and_all_alike(
+    before: int, odd: Entry | None, part: list[int], spoiled: int | None
+) -> None:
+    low, high = part
+    entries = [PLAIN[0]] * 40
+    if odd is not None and len(odd.payload) < RUN_BYTES:
+        entries[20] = odd
+    (row,), records, _ = packed(*entries, index=Index(before))
+    checks = bytearray(row.checks)
+    if spoiled is not None:
+        checks[4 * spoiled] ^= 1
+    first = before + 1
+
+    found = unpack_plain("s-1", first, bytes(checks), row.body, first + low, first + high)
+
+    alike = len({(record.kind, record.taint) for record in records[low : high + 1]}) == 1
+    whole = spoiled is None or not low <= spoiled <= high
+    assert found == (records[low : high + 1] if alike and whole else None)
+    assert unpack_plain("s-1", first, row.checks, row.body, first + 40, first + 50) == []
+    assert unpack_plain("s-1", first + 1, row.checks, row.body, first + 1, first + 5) is None
+    assert unpack_plain("s-2", first, row.checks, row.body, first, first + 5) is None
+    assert unpack_plain("s-1", first, row.checks[4:], row.body, first, first + 5) is None
+
+
+def test_a_run_of_a_later_writer_may_be_longer_and_is_read_whole() -> None:
+    rows, records, _ = packed(*[PLAIN[0]] * (RUN_RECORDS + 10))
+    checks = b"".join(row.checks for row in rows)
+    body = b"\n".join(row.body for row in rows)
+
+    assert list(unpack_run("s-1", 1, checks, body)) == records
 
 
 @given(st.data())

@@ -37,6 +37,7 @@ from antiphon.journal._sqlite_format import (
     id_bytes,
     id_text,
     index_of,
+    unpack_plain,
     unpack_run,
 )
 from antiphon.journal._sqlite_schema import MAX_SHARDS, Loss
@@ -448,7 +449,14 @@ def _read_into(
     )
     due = start
     for key, checks, body in rows:
-        for record in unpack_run(session_id, key - low, checks, body):
+        first = key - low
+        if first <= due:
+            plain = unpack_plain(session_id, first, checks, body, due, stop)
+            if plain is not None:
+                found += plain
+                due += len(plain)
+                continue
+        for record in unpack_run(session_id, first, checks, body):
             if record.offset < due:
                 continue
             if record.offset > stop:

@@ -48,6 +48,7 @@ __all__ = [
     "index_of",
     "next_index",
     "pack_runs",
+    "unpack_plain",
     "unpack_run",
     "watermark",
 ]
@@ -172,6 +173,10 @@ def id_text(stored: bytes) -> str:
     return stored.decode("utf-8", "surrogatepass")
 
 
+def _middle_of(kind: str, taint: str) -> tuple[bytes, str, str]:
+    return _middles.get((kind, taint)) or _middle(kind, taint)
+
+
 def _middle(kind: str, taint: str) -> tuple[bytes, str, str]:
     if len(_middles) >= _MIDDLES:  # both are open sets, and a peer may name the kind
         _middles.clear()
@@ -289,10 +294,8 @@ class _Packing:
             taint
         ) != count:
             return False
-        middle, kind, taint = _middles.get((SESSION_UPDATE, taint)) or _middle(
-            SESSION_UPDATE, taint
-        )
-        first, session_id, ts = self._offset + 1, self._session_id, self._ts
+        middle, kind, taint = _middle_of(SESSION_UPDATE, taint)
+        first, ts = self._offset + 1, self._ts
         middle = b',%b%d,"payload":' % (middle, ts)
         payloads = [entry.payload for entry in run]
         text = b"".join(payloads)
@@ -305,24 +308,9 @@ class _Packing:
             deque(map(_decode_plain, payloads), 0)
         except (ValueError, RecursionError):
             return False
-        thousand, rest = divmod(first, 1000)
-        if thousand and rest + count <= 1000:
-            head, digits = b'{"offset":%d' % thousand, _digits[rest : rest + count]
-        else:
-            head, digits = b'{"offset":', [b"%d" % offset for offset in range(first, first + count)]
-        lines = list(
-            map(b"".join, zip(repeat(head), digits, repeat(middle), payloads, repeat(b"}")))
-        )
+        lines = _lines(first, middle, payloads)
         self.rows.append(_row(self._start + first, lines, map(crc32, lines, repeat(self._seed))))
-        self.records += map(
-            Record,
-            range(first, first + count),
-            repeat(session_id),
-            repeat(kind),
-            payloads,
-            repeat(taint),
-            repeat(ts),
-        )
+        self.records += _records(first, self._session_id, kind, payloads, taint, ts)
         self._offset += count
         return True
 
@@ -379,6 +367,26 @@ class _Packing:
             self._title = title_after(self._title, payload)
 
 
+def _lines(first: int, middle: bytes, payloads: Sequence[bytes]) -> list[bytes]:
+    """The lines of records that differ in offset and payload alone."""
+    end = first + len(payloads)
+    thousand, rest = divmod(first, 1000)
+    if thousand and rest + len(payloads) <= 1000:
+        head, digits = b'{"offset":%d' % thousand, _digits[rest : rest + len(payloads)]
+    else:
+        head, digits = b'{"offset":', [b"%d" % offset for offset in range(first, end)]
+    return list(map(b"".join, zip(repeat(head), digits, repeat(middle), payloads, repeat(b"}"))))
+
+
+def _records(
+    first: int, session_id: str, kind: str, payloads: Sequence[bytes], taint: str, ts: int
+) -> Iterator[Record]:
+    numbers = range(first, first + len(payloads))
+    return map(
+        Record, numbers, repeat(session_id), repeat(kind), payloads, repeat(taint), repeat(ts)
+    )
+
+
 def _row(key: int, lines: list[bytes], sums: Iterable[int]) -> Row:
     return Row(key, pack(f"<{len(lines)}I", *sums), b"\n".join(lines))
 
@@ -404,6 +412,10 @@ def unpack_run(session_id: str, first: int, checks: Any, body: Any) -> Iterator[
     if not isinstance(checks, bytes) or not isinstance(body, bytes):
         yield Broken(first, "its row cannot be read")  # spoiled so that it is of another type
         return
+    plain = unpack_plain(session_id, first, checks, body, first, LAST_OFFSET)
+    if plain is not None:
+        yield from plain
+        return
     seed = crc32(id_bytes(session_id))
     lines = body.split(b"\n")
     if len(checks) != 4 * len(lines):
@@ -415,6 +427,36 @@ def unpack_run(session_id: str, first: int, checks: Any, body: Any) -> Iterator[
     for line, check in zip(lines, unpack(f"<{len(lines)}I", checks), strict=True):
         yield _unpack_line(session_id, offset, line, check, seed)
         offset += 1
+
+
+def unpack_plain(
+    session_id: str, first: int, checks: Any, body: Any, start: int, stop: int
+) -> list[Record] | None:
+    """The records of a row from `start` to `stop`, all at once, as far as it has them.
+
+    None where those are not alike in all but offset and payload, or do not fit: `unpack_run` tells.
+    """
+    if not isinstance(checks, bytes) or not isinstance(body, bytes):
+        return None
+    lines = body.split(b"\n")
+    if len(checks) != 4 * len(lines):
+        return None
+    at, end = start - first, stop + 1 - first
+    lines, checks, first = lines[at:end], checks[4 * at : 4 * end], start
+    if not lines:
+        return []
+    seed = crc32(id_bytes(session_id))
+    if pack(f"<{len(lines)}I", *map(crc32, lines, repeat(seed))) != checks:
+        return None
+    try:
+        head = _decode_head(lines[0][: lines[0].find(_PAYLOAD)] + b"}")
+    except msgspec.DecodeError:
+        return None
+    middle = b',%b%d,"payload":' % (_middle_of(head.kind, head.taint)[0], head.ts)
+    payloads = [line[line.find(_PAYLOAD) + len(_PAYLOAD) : -1] for line in lines]
+    if _lines(first, middle, payloads) != lines:
+        return None
+    return list(_records(first, session_id, head.kind, payloads, head.taint, head.ts))
 
 
 def _unpack_line(
