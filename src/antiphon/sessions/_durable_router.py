@@ -225,7 +225,10 @@ class DurableRouter(AgentRouter):
             link = self._link_of(session_id)
             if link is not None:
                 link.touched = True
-            await peer.all_settled()
+            if extension or link is None:
+                await peer.all_settled()  # whichever it was about
+            else:
+                await link.settled()
             return result
 
         return RequestRoute(route.decode, answer, route.encode, route.accept, route.withdraw)
