@@ -692,7 +692,8 @@ class DurableJoinedWorld(World):
         told: dict[str, list[tuple[str, str]]] = {}
         ran: set[str] = set()
         for session_id in {sid for user in self.users for sid in user.sessions}:
-            told[session_id] = shown = []
+            shown: list[tuple[str, str]] = []
+            told[session_id] = shown
             prompt = ""
             got: list[str] = []
             for record in self.disk.records(session_id):

@@ -116,8 +116,8 @@ def new_sessions_told_twice(patch: pytest.MonkeyPatch) -> None:
 def ends_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A turn whose end was missed waits for an answer that does not come."""
 
-    def completed(self: Attachment, own: OwnTurn, record: Any) -> None:
-        own.completed(record.payload)
+    def completed(self: Attachment, own: OwnTurn, payload: Any, _: int) -> None:
+        own.completed(payload)
         if own.answer is not None:
             self._end(own, *own.answer)
 

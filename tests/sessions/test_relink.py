@@ -756,6 +756,30 @@ async def test_a_call_made_while_the_link_is_about_to_go_waits_for_the_next(
         await mode
 
 
+async def test_a_turn_that_nobody_ended_is_over_when_another_begins(agent: JournaledAgent) -> None:
+    async with linked(agent) as (_, session, events):
+        turn = asyncio.create_task(session.prompt("go"))
+        await agent.until_sent("session/prompt")
+        agent.say("s1", "a")
+        await settle()
+        agent.open_turns.clear()  # its agent died, and its journal is not repaired
+        agent.link.cut()
+        await agent.until_sent("_raxol/session.load", 2)
+        await settle()
+        assert not turn.done()
+        updates = session.updates()
+        agent.other_begins("s1", "from elsewhere")
+        agent.say("s1", "b")
+
+        outcome = await turn
+        assert (outcome.text, outcome.stop_reason) == ("a", "cancelled")
+        assert outcome.response.meta == {"raxol.io": {"outcome": "orphaned"}}
+        assert len(events.named("turn_orphaned")) == 1
+        told = ["b"] if agent.raxol else ["from elsewhere", "b"]
+        shown = [await anext(updates) for _ in told]
+        assert [(u.label, text_of(u)) for u in shown] == [("session", text) for text in told]
+
+
 # -------------------------------------------------------------------- how often
 
 

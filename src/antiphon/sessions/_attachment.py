@@ -372,20 +372,24 @@ class Attachment:
             elif record.kind == "turn_completed" and stray.own.running:
                 self._stray_ends()
         if record.kind == "turn_started":
-            if own is not None and (own.outcome is None or own.answer is None):
+            if own is not None and own.adrift and own.running:
+                # One turn at a time is open: nobody has ended ours, as where an agent died and its
+                # journal was not repaired.
+                self._completed(
+                    own, {"outcome": "orphaned", "stopReason": "cancelled"}, record.offset
+                )
+            elif own is not None and (own.outcome is None or own.answer is None):
                 own.started()
         elif record.kind == "turn_completed":
             self._ignoring = False
             if own is not None and own.running:
-                self._completed(own, record)
+                self._completed(own, record.payload, record.offset)
 
-    def _completed(self, own: OwnTurn, record: SessionRecord) -> None:
+    def _completed(self, own: OwnTurn, payload: dict[str, Any], offset: int) -> None:
         self._release(own)  # those that could not be stored
-        outcome = own.completed(record.payload)
+        outcome = own.completed(payload)
         if outcome.orphaned:
-            self.connection.emit(
-                "turn_orphaned", session=self.session.session_id, offset=record.offset
-            )
+            self.connection.emit("turn_orphaned", session=self.session.session_id, offset=offset)
         if own.answer is not None:
             self._end(own, *own.answer)
         elif own.adrift:
