@@ -330,7 +330,7 @@ class AttachmentClosed(AntiphonError):
     Attributes:
         session_id: the session.
         reason: "revoked" (the permission to attach has ended), "refused" (another attach was
-            refused), "gap" (records are missing that the agent does not send), "ahead" (more was held
+            refused, or failed again and again), "deleted" (the session is no more), "gap" (records are missing that the agent does not send), "ahead" (more was held
             here than the agent's journal has: it is another journal, or has lost its end), or what
             else the agent said.
         offset: of the last record that came.

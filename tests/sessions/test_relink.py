@@ -18,6 +18,7 @@ from antiphon import (
     AttachmentClosed,
     Client,
     ConnectionClosed,
+    InternalError,
     Limits,
     LocalProtocolError,
     Reattach,
@@ -778,6 +779,55 @@ async def test_a_turn_that_nobody_ended_is_over_when_another_begins(agent: Journ
         told = ["b"] if agent.raxol else ["from elsewhere", "b"]
         shown = [await anext(updates) for _ in told]
         assert [(u.label, text_of(u)) for u in shown] == [("session", text) for text in told]
+
+
+async def test_an_agent_that_fails_to_attach_is_asked_again(agent: JournaledAgent) -> None:
+    async with linked(agent) as (_, session, events):
+        turn = asyncio.create_task(session.prompt("go"))
+        await agent.until_sent("session/prompt")
+        agent.say("s1", "a")
+        await settle()
+        agent.refuse["_raxol/session.load"] = (-32603, "Internal error")
+        agent.link.cut()
+        await agent.until_sent("_raxol/session.load", 3)
+        agent.refuse.clear()
+        await session.reattach()
+        agent.finish("s1")
+
+        assert (await turn).text == "a"
+        assert len(events.named("attach_failed")) >= 2
+        assert not events.named("attachment_closed")
+
+
+async def test_an_agent_that_always_fails_to_attach_is_given_up(agent: JournaledAgent) -> None:
+    async with linked(agent) as (_, session, _):
+        turn = asyncio.create_task(session.prompt("go"))
+        await agent.until_sent("session/prompt")
+        await settle()
+        agent.refuse["_raxol/session.load"] = (-32603, "Internal error")
+        agent.link.cut()
+        with pytest.raises(AttachmentClosed) as caught:
+            await turn
+        assert caught.value.reason == "refused"
+        assert isinstance(caught.value.__cause__, InternalError)
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_a_session_that_is_deleted_elsewhere_says_so(
+    agent: JournaledAgent, *, away: bool
+) -> None:
+    async with linked(agent) as (peer, session, _):
+        updates = session.updates()
+        if away:
+            agent.journals["s1"] = []
+            agent.link.cut()
+        else:
+            agent.close("s1", "deleted")
+        with pytest.raises(AttachmentClosed) as caught:
+            await anext(updates)
+        assert caught.value.reason == "deleted"
+        assert (await peer.new_session()).attached
+        assert len(agent.attaches("s1")) == 1 + away
 
 
 # -------------------------------------------------------------------- how often

@@ -24,10 +24,11 @@ from antiphon._errors import (
     AntiphonError,
     AttachmentClosed,
     ConnectionClosed,
-    LimitExceeded,
+    InternalError,
     RemoteProtocolError,
     RequestError,
     RequestTimeout,
+    ResourceNotFound,
 )
 from antiphon.runtime import OutboundCall
 from antiphon.sessions._attach_frames import (
@@ -787,9 +788,13 @@ class Attachment:
 
     async def _until_attached(self) -> None:
         connection = self.connection
+        failed: Exception | None = None  # why the last attach was none
         while not connection.closed and self.wanted:
             if self._tries >= _TRIES:
-                self.close("gap", None)
+                if failed is None:
+                    self.close("gap", None)
+                else:
+                    self._refused(failed)
                 return
             if self._tries:
                 await asyncio.sleep(_PAUSE * 2 ** (self._tries - 1))
@@ -800,29 +805,34 @@ class Attachment:
                 mark = await self._ask(None, history, None, blocking=False)
             except ConnectionClosed:
                 return  # that is the link's affair
-            except (RequestTimeout, LimitExceeded) as error:
+            except AntiphonError as error:
                 self.connection.emit(
                     "attach_failed",
                     session=self.session.session_id,
                     offset=self.offset,
                     error=str(error),
                 )
-            except (RequestError, RemoteProtocolError) as error:
-                self.connection.emit(
-                    "attach_failed",
-                    session=self.session.session_id,
-                    offset=self.offset,
-                    error=str(error),
-                )
-                self.close("revoked" if self._revoked else "refused", error)
-                return
+                failed = error
+                # An agent that is busy, or whose disk failed it, may not be so the next time.
+                refused = isinstance(error, (RequestError, RemoteProtocolError))
+                if refused and not isinstance(error, InternalError):
+                    self._refused(error)
+                    return
             else:
+                failed = None
                 if self.offset >= mark:
                     return
 
+    def _refused(self, error: Exception) -> None:
+        """It cannot be attached again."""
+        reason = "revoked" if self._revoked else "refused"
+        if isinstance(error, ResourceNotFound) and self.offset:
+            reason = "deleted"
+        self.close(reason, error)
+
     def _closed(self, reason: str) -> None:
         """The agent sends nothing more."""
-        again = self.session.peer.reattaches
+        again = self.session.peer.reattaches and reason != "deleted"
         if reason == "revoked":
             # What says so may also be the end of an earlier attach, which is not told apart on the wire.
             again = self._revoked = self._attaches > 1 or callable(self.capability)
