@@ -450,7 +450,8 @@ class Silent(DurableAgent):
     async def prompt(self, turn: Turn) -> None: ...
 
 
-@pytest.mark.bound(120)  # hundreds of policies in threads: slow where others want the processors too
+# Hundreds of policies in threads: slow where others want the processors too.
+@pytest.mark.bound(120)
 @pytest.mark.covers("AP10")
 @controlled(
     counted=changed(_durable_router, "attach_denied", counted),
