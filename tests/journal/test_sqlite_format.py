@@ -182,10 +182,26 @@ def test_a_part_of_a_row_is_read_at_once_if_it_is_whole_and_all_alike(
     alike = len({(record.kind, record.taint) for record in records[low : high + 1]}) == 1
     whole = spoiled is None or not low <= spoiled <= high
     assert found == (records[low : high + 1] if alike and whole else None)
+    rest = list(unpack_run("s-1", first, bytes(checks), row.body, first + low))
+    assert rest == [
+        Broken(record.offset, "the checksum does not fit") if at == spoiled else record
+        for at, record in enumerate(records)
+        if at >= low
+    ]
     assert unpack_plain("s-1", first, row.checks, row.body, first + 40, first + 50) == []
     assert unpack_plain("s-1", first + 1, row.checks, row.body, first + 1, first + 5) is None
     assert unpack_plain("s-2", first, row.checks, row.body, first, first + 5) is None
     assert unpack_plain("s-1", first, row.checks[4:], row.body, first, first + 5) is None
+
+
+@pytest.mark.parametrize("spoiled", [b"agent", b"session_update", b"1000", b'{"offset"'])
+@pytest.mark.parametrize("by", [b"\xff", b"[" * 5000, b"9" * 5000, b""])
+def test_a_head_that_was_spoiled_is_told_whatever_is_there_now(spoiled: bytes, by: bytes) -> None:
+    (row,), records, _ = packed(*[PLAIN[0]] * 20)
+
+    found = unpacked([row._replace(body=row.body.replace(spoiled, by, 1))])
+
+    assert found == [Broken(1, "the checksum does not fit"), *records[1:]]
 
 
 def test_a_run_of_a_later_writer_may_be_longer_and_is_read_whole() -> None:

@@ -456,7 +456,7 @@ def _read_into(
                 found += plain
                 due += len(plain)
                 continue
-        for record in unpack_run(session_id, first, checks, body):
+        for record in unpack_run(session_id, first, checks, body, due):
             if record.offset < due:
                 continue
             if record.offset > stop:

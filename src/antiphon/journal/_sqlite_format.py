@@ -407,12 +407,15 @@ def next_index(index: Index, record: Record) -> Index:
     return Index(record.offset, created, record.ts, meta, title, latest)
 
 
-def unpack_run(session_id: str, first: int, checks: Any, body: Any) -> Iterator[Record | Broken]:
-    """Each record of a row, or what is wrong with it."""
+def unpack_run(
+    session_id: str, first: int, checks: Any, body: Any, start: int = 0
+) -> Iterator[Record | Broken]:
+    """Each record of a row, or what is wrong with it; those before `start` need not be among them."""
     if not isinstance(checks, bytes) or not isinstance(body, bytes):
         yield Broken(first, "its row cannot be read")  # spoiled so that it is of another type
         return
-    plain = unpack_plain(session_id, first, checks, body, first, LAST_OFFSET)
+    start = max(start, first)
+    plain = unpack_plain(session_id, first, checks, body, start, LAST_OFFSET)
     if plain is not None:
         yield from plain
         return
@@ -423,10 +426,9 @@ def unpack_run(session_id: str, first: int, checks: Any, body: Any) -> Iterator[
         # then say how many there were; each line that fits is where it should be, or not at all.
         yield from _unpack_odd(session_id, first, checks, lines, seed)
         return
-    offset = first
-    for line, check in zip(lines, unpack(f"<{len(lines)}I", checks), strict=True):
-        yield _unpack_line(session_id, offset, line, check, seed)
-        offset += 1
+    sums = unpack(f"<{len(lines)}I", checks)
+    for at in range(start - first, len(lines)):
+        yield _unpack_line(session_id, first + at, lines[at], sums[at], seed)
 
 
 def unpack_plain(
@@ -445,14 +447,16 @@ def unpack_plain(
     lines, checks, first = lines[at:end], checks[4 * at : 4 * end], start
     if not lines:
         return []
+    try:
+        head = _decode_head(lines[0][: lines[0].find(_PAYLOAD)] + b"}")
+    except (ValueError, RecursionError):  # nothing has said yet that these bytes are right
+        return None
+    middle = b',%b%d,"payload":' % (_middle_of(head.kind, head.taint)[0], head.ts)
+    if middle not in lines[-1]:
+        return None  # where rows differ, they mostly do at their ends, and this is soon known
     seed = crc32(id_bytes(session_id))
     if pack(f"<{len(lines)}I", *map(crc32, lines, repeat(seed))) != checks:
         return None
-    try:
-        head = _decode_head(lines[0][: lines[0].find(_PAYLOAD)] + b"}")
-    except msgspec.DecodeError:
-        return None
-    middle = b',%b%d,"payload":' % (_middle_of(head.kind, head.taint)[0], head.ts)
     payloads = [line[line.find(_PAYLOAD) + len(_PAYLOAD) : -1] for line in lines]
     if _lines(first, middle, payloads) != lines:
         return None
