@@ -87,7 +87,10 @@ def test_pauses_grow_up_to_a_bound(attempt: int, seconds: float) -> None:
     assert Reattach(delay=0.5, backoff=3, max_delay=8).pause(attempt) == seconds
 
 
-@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"delay": -1.0}, {"backoff": 0.5}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"attempts": 0}, {"delay": -1.0}, {"backoff": 0.5}, {"max_delay": -1.0}, {"deadline": 0.0}],
+)
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="Reattach needs"):
         Reattach(**wrong)  # type: ignore[arg-type]
@@ -834,7 +837,8 @@ async def test_a_session_that_is_deleted_elsewhere_says_so(
 
 
 async def test_an_agent_that_dies_of_being_attached_is_given_up(agent: JournaledAgent) -> None:
-    async with linked(agent, Reattach(attempts=4, delay=0)) as (_, session, events):
+    options = Reattach(attempts=4, delay=0, max_delay=0)
+    async with linked(agent, options) as (_, session, events):
         turn = asyncio.create_task(session.prompt("go"))
         await agent.until_sent("session/prompt")
         serve, agent.serve = agent.serve, lambda *_: None  # type: ignore[method-assign]

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Reattach", "Relink"]
 
+#: A link that is there for so many seconds is no mere attempt.
+_LIVED = 10.0
+
 
 class Reattach(msgspec.Struct, frozen=True, kw_only=True):
     """How a client makes another link when one is lost, and attaches its sessions again.
@@ -46,8 +49,13 @@ class Reattach(msgspec.Struct, frozen=True, kw_only=True):
     capability: Capability = None
 
     def __post_init__(self) -> None:
-        if (self.attempts is not None and self.attempts < 1) or self.delay < 0 or self.backoff < 1:
-            msg = "Reattach needs attempts of at least 1, a delay of at least 0, a backoff of at least 1"
+        few = self.attempts is not None and self.attempts < 1
+        short = self.deadline is not None and self.deadline <= 0
+        if few or short or self.delay < 0 or self.max_delay < 0 or self.backoff < 1:
+            msg = (
+                "Reattach needs attempts of at least 1, a delay and a max_delay of at least 0, a backoff"
+                " of at least 1, and a deadline over 0"
+            )
             raise ValueError(msg)
 
     def pause(self, attempt: int) -> float:
@@ -125,7 +133,7 @@ class Relink:
         peer = self._peer
         if not self._attempt or peer.holding() != self._held:
             return True
-        if self._loop.time() - self._made >= self.options.max_delay:
+        if self._loop.time() - self._made >= _LIVED:
             return True
         sessions = list(peer.surviving())
         return bool(sessions) and all(session.attached for session in sessions)
