@@ -18,7 +18,7 @@ from tests.interleavings.durable_world import DurableWorld
 from tests.interleavings.world import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from antiphon.journal import Entry, Record
 
@@ -63,14 +63,14 @@ def test_what_was_found_once_stays_mended(fault: str) -> None:
 
 def published_twice(patch: pytest.MonkeyPatch) -> None:
     """The origin gets its own copy, attached or not."""
-    published = DurableLink._published
+    published = DurableLink.published
 
-    def always(self: DurableLink, record: Record | None) -> None:
+    def always(self: DurableLink, records: Sequence[Record]) -> None:
         attached, self.attached = self.attached, None
-        published(self, record)
+        published(self, records)
         self.attached = attached
 
-    patch.setattr(DurableLink, "_published", always)
+    patch.setattr(DurableLink, "published", always)
 
 
 def answered_before_it_is_seen(patch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from antiphon import (
 )
 from antiphon.journal import Entry, JournalError, MemoryJournal, SessionLog
 from antiphon.schema import encode_checked, v1
+from antiphon.sessions._durable_link import DurableLink
 from antiphon.testing import RawPeer, raw_client
 from tests.journal.ears import LogOver
 
@@ -122,6 +123,37 @@ async def test_nothing_leaves_before_it_is_durable() -> None:
         journal.gate.set()
         await raw.until(lambda: raw.responses("p"))
         assert texts(raw) == ["one", "two"]
+
+
+async def test_one_that_cannot_leave_hinders_none_of_those_that_became_durable_with_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def script(turn: Turn) -> None:
+        link = turn.session.link
+        assert isinstance(link, DurableLink)
+        connection = link.connection
+        send = connection.send
+
+        def fails_for_two(frame: bytes, **options: Any) -> None:
+            if b'"two"' in frame or b"behind two" in frame:
+                raise OSError("too much")
+            send(frame, **options)
+
+        connection.send = fails_for_two
+        for text in ("one", "two", "three"):
+            await turn.say(text)
+        link.send_behind(b'{"jsonrpc":"2.0","method":"_x/behind two"}')
+        link.send_behind(b'{"jsonrpc":"2.0","method":"_x/behind"}')
+        await turn.say("four")
+
+    async with session(script, MemoryJournal()) as (raw, session_id):
+        prompt(raw, session_id)
+        await raw.until(lambda: raw.responses("p"))
+
+        assert texts(raw) == ["one", "three", "four"]
+        after = [frame["method"] for frame in raw.frames if "method" in frame][-2:]
+        assert after == ["_x/behind", "session/update"]
+    assert "did not leave" in caplog.text
 
 
 async def test_saying_returns_when_it_is_queued_and_waits_where_too_much_is() -> None:

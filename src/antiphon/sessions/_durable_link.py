@@ -27,7 +27,7 @@ from antiphon._errors import (
     ResourceNotFound,
     TurnHeld,
 )
-from antiphon.journal import SESSION_UPDATE, Entry, tag_of_update, taint_of_update
+from antiphon.journal import SESSION_UPDATE, Entry, Sender, tag_of_update, taint_of_update
 from antiphon.schema import decode_update, encode_checked, v1
 from antiphon.sessions._methods import tag_of
 from antiphon.sessions._turn_states import State
@@ -50,6 +50,8 @@ _PAGE = 256
 RIDER_BYTES = len(
     b',"_meta":{"raxol.io":{"offset":%d,"taint":"external","ts":%d}}' % (1 << 63, 1 << 63)
 )
+#: How the updates begin that turns send most by far.
+_OF_AGENT = (b'{"sessionUpdate":"agent_message_chunk"', b'{"sessionUpdate":"agent_thought_chunk"')
 _TAG = re.compile(rb'\{"sessionUpdate":"([a-z_]+)"')
 #: Taints of the updates that turns send most, by the tag's bytes.
 _TAINTS: Mapping[bytes, str] = {
@@ -65,7 +67,7 @@ _TAINTS: Mapping[bytes, str] = {
 }
 
 
-class DurableLink:
+class DurableLink(Sender):
     """A session's way to its journal and its connection; has of a connection what turns use.
 
     Attributes:
@@ -83,6 +85,7 @@ class DurableLink:
 
     __slots__ = (
         "_behind",
+        "_behind_pending",
         "_head",
         "_held_back",
         "_idle",
@@ -128,6 +131,7 @@ class DurableLink:
         self._start = len(self._head)
         #: Frames of updates that are not durable yet, in order; behind them, in tuples, what must follow.
         self._pending: deque[bytes | tuple[bytes]] = deque()
+        self._behind_pending = 0  # how many those are
         self._waiting: list[asyncio.Future[None]] = []
         #: What was told last of each kind that is about the session and not about a turn.
         self._said: dict[str, bytes] = {}
@@ -228,20 +232,25 @@ class DurableLink:
             self.connection.send(frame)
             return
         start = self._start
-        match = _TAG.match(frame, start)
-        taint = None if match is None else _TAINTS.get(match[1])
         update = frame[start:-2] if kept is None else kept
+        taint = "agent" if frame.startswith(_OF_AGENT, start) else self._taint(frame, update)
+        self._pending.append(frame)
+        writer.submit(Entry(SESSION_UPDATE, update, taint), self)
+
+    def _taint(self, frame: bytes, update: bytes) -> str:
+        match = _TAG.match(frame, self._start)
+        taint = None if match is None else _TAINTS.get(match[1])
         if taint is None:
             tag = tag_of_update(update)
             taint = taint_of_update(tag)
             self._said[tag] = update
-        self._pending.append(frame)
-        writer.submit(Entry(SESSION_UPDATE, update, taint), self._published)
+        return taint
 
     def send_behind(self, frame: bytes) -> None:
         """Send a frame of another kind behind what was sent before."""
         if self._pending:
             self._pending.append((frame,))
+            self._behind_pending += 1
             self._hurry()
         else:
             self.connection.send(frame, now=True)
@@ -311,30 +320,61 @@ class DurableLink:
         self.options = options
         return modes, options
 
-    def _published(self, record: Record | None) -> None:
+    def published(self, records: Sequence[Record]) -> None:
+        """Updates of ours are durable: their frames may leave."""
         pending = self._pending
-        frame = pending.popleft()
-        if record is None:
-            self._not_kept()
-            self.connection.send(frame)  # type: ignore[arg-type]  # updates are no tuples
-        else:
+        for record in records:
+            frame: Any = pending.popleft()
             self._offset = record.offset
-            writer, attached = self.writer, self.attached
-            if attached is None or writer is None:
-                self.connection.send(frame)  # type: ignore[arg-type]
-            elif not attached.live:
-                # The attach under way has it in its history, or behind its mark.
-                self._held_back[record.offset] = frame  # type: ignore[assignment]
-            elif not writer.publishes_to(attached):
-                # It lags, and what it still has to say comes before this.
-                attached.detach(flush=True)
-                self.connection.send(frame)  # type: ignore[arg-type]
-            elif record.offset <= self._uncovered:
-                # It was durable before the mark was read, and is told of only now.
-                self.connection.send(frame)  # type: ignore[arg-type]
+            try:
+                if self.attached is None:
+                    self.connection.send(frame)
+                else:
+                    self._show(record, frame, self.attached)
+            except Exception:
+                log.exception("an update of session %r did not leave", self.session_id)
+            if self._behind_pending:
+                self._send_behind_pending()
+        self._settle()
+
+    def refused(self) -> None:
+        """An update of ours is not kept: its frame leaves all the same, and it is said."""
+        frame: Any = self._pending.popleft()
+        self._not_kept()
+        self.connection.send(frame)
+        if self._behind_pending:
+            self._send_behind_pending()
+        self._settle()
+
+    def _show(self, record: Record, frame: bytes, attached: Subscriber) -> None:
+        writer = self.writer
+        if writer is None:
+            self.connection.send(frame)
+        elif not attached.live:
+            # The attach under way has it in its history, or behind its mark.
+            self._held_back[record.offset] = frame
+        elif not writer.publishes_to(attached):
+            # It lags, and what it still has to say comes before this.
+            attached.detach(flush=True)
+            self.connection.send(frame)
+        elif record.offset <= self._uncovered:
+            # It was durable before the mark was read, and is told of only now.
+            self.connection.send(frame)
+
+    def _send_behind_pending(self) -> None:
+        """Send what had to wait for the update that has left, up to the next one that has not."""
+        pending = self._pending
         while pending and isinstance(pending[0], tuple):
-            self.connection.send(pending.popleft()[0])  # type: ignore[arg-type]
-        if not pending and self._waiting:
+            (frame,) = pending[0]
+            del pending[0]
+            self._behind_pending -= 1
+            try:
+                self.connection.send(frame)
+            except Exception:
+                log.exception("what was said in session %r did not leave", self.session_id)
+
+    def _settle(self) -> None:
+        if not self._pending and self._waiting:
             waiting, self._waiting = self._waiting, []
             for future in waiting:
                 if not future.done():
