@@ -541,6 +541,7 @@ async def test_an_extensions_answer_leaves_behind_what_its_handler_has_said(meth
         session_id = (await raw.ask("session/new", NEW))["result"]["sessionId"]
         raw.forget()
         journal.gate.clear()
+        journal.asked.clear()
         raw.send(raw.request("e", method, {"sessionId": session_id}))
         await journal.asked.wait()
         if agent.later:

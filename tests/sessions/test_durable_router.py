@@ -705,6 +705,7 @@ async def test_a_watermark_can_be_asked_for_without_attaching() -> None:
     journal, agent = MemoryJournal(), Scripted()
     async with client(agent, journal) as origin, client(agent, journal) as other:
         session_id = await opened(origin)
+        unknown = await attach(other, "nope", historyPolicy="none")
         empty = await attach(other, session_id, historyPolicy="none")
         await prompt(origin, session_id, "one")
         other.frames.clear()
@@ -712,7 +713,8 @@ async def test_a_watermark_can_be_asked_for_without_attaching() -> None:
         await prompt(origin, session_id, "two")
         await other.ask("session/list", {}, "list")
 
-        assert empty["error"] == {"code": -32002, "message": "Resource not found"}
+        assert unknown["error"] == {"code": -32002, "message": "Resource not found"}
+        assert empty["result"] == {"_meta": {"raxol.io": {"highWatermark": 1}}}
         assert answer["result"] == {"_meta": {"raxol.io": {"highWatermark": 5}}}
         assert shown(other.frames) == ["response probe", "response list"]
 
@@ -1034,6 +1036,38 @@ async def test_a_grant_that_ends_takes_the_session_away() -> None:
 # -------------------------------------------------------------------------------- lists and deletion
 
 
+async def test_a_session_is_durable_when_its_client_is_told_of_it_and_listed_from_its_first_word_on() -> (
+    None
+):
+    journal = MemoryJournal()
+    async with client(Scripted(), journal) as raw:
+        session_id = await opened(raw)
+        assert [told(record) for record in await records(journal, session_id)] == [
+            "session_created"
+        ]
+        assert (await raw.ask("session/list", {}))["result"]["sessions"] == []
+    async with client(Scripted(), Durability(journal)) as raw:
+        loaded = await raw.ask("session/load", {"sessionId": session_id, **NEW})
+        assert loaded["result"]["_meta"] == {"raxol.io": {"highWatermark": 1}}
+        await prompt(raw, session_id, "one")
+        listed = (await raw.ask("session/list", {}))["result"]["sessions"]
+
+    assert [each["sessionId"] for each in listed] == [session_id]
+
+
+async def test_a_session_whose_journal_cannot_be_written_is_opened_all_the_same() -> None:
+    journal = Failing()
+    journal.full = True
+    events: list[TelemetryEvent] = []
+    async with client(Scripted(), journal, telemetry=events.append) as raw:
+        session_id = await opened(raw)
+        raw.frames.clear()
+        await prompt(raw, session_id, "one", "p")
+
+        assert shown(raw.frames) == ["one", "response p"]
+    assert [e.name for e in events].count("journal.not_durable") == 1
+
+
 async def test_sessions_are_listed_the_last_changed_first_by_folder_and_page() -> None:
     journal = MemoryJournal()
     async with client(Scripted(), journal) as raw:
@@ -1059,7 +1093,7 @@ async def test_sessions_are_listed_the_last_changed_first_by_folder_and_page() -
 async def test_a_session_that_changed_at_no_time_is_listed_without_one() -> None:
     class Foreign(MemoryJournal):
         async def sessions(self) -> list[SessionInfo]:
-            return [SessionInfo("s-1", 1, 0, 1 << 62, {"cwd": "/"}, None, turn_open=False)]
+            return [SessionInfo("s-1", 2, 0, 1 << 62, {"cwd": "/"}, None, turn_open=False)]
 
     async with client(Scripted(), Foreign()) as raw:
         listed = (await raw.ask("session/list", {}))["result"]["sessions"]

@@ -434,6 +434,15 @@ class DurableLink(Sender):
         finally:
             self.leave_if_closed()
 
+    async def create(self) -> None:
+        """Have a new session in the journal; where that cannot be, which is logged, it goes on without."""
+        writer = await self.open()
+        if writer is not None:
+            try:
+                await writer.ready()
+            except JournalError as error:
+                self._not_kept(error)
+
     async def _open(self) -> Writer | None:
         writer = self.durability.writers.get(self.session_id)
         if writer is None or writer is not self.writer:

@@ -312,7 +312,8 @@ class DurableRouter(AgentRouter):
             if opened is not None and opened.durable is not None:
                 opened.durable.allow("controller")
                 try:
-                    await opened.durable.open()
+                    # Whoever is told of a session can come back to it, whatever happens next.
+                    await opened.durable.create()
                 except BaseException:
                     # Who asked never learns of it.
                     self._peer.forget_session(opened)
@@ -826,7 +827,9 @@ class DurableRouter(AgentRouter):
         """`session/list`, the sessions that changed last first; a page at a time."""
         await self._admitted("", Rider())
         # Sorted here: sessions that changed at once have no order of their own, and a cursor needs one.
-        sessions = sorted(await self._durability.journal.sessions(), key=_place)
+        found = await self._durability.journal.sessions()
+        # A client opens a session before anybody has typed a word: what holds none is not shown.
+        sessions = sorted((each for each in found if each.records > 1), key=_place)
         if isinstance(params.cwd, str):
             cwd = _trimmed(params.cwd)
             sessions = [each for each in sessions if _trimmed(str(each.meta.get("cwd"))) == cwd]
