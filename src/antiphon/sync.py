@@ -746,7 +746,7 @@ class Session:
         history: History = "from_offset",
         capability: Capability = None,
         cwd: str | Path | None = None,
-        timeout: float | None = None,
+        timeout: float | None | UnsetType = UNSET,
     ) -> int:
         """Attach this session over `agent` (None: the one it has), and go on.
 

@@ -31,6 +31,7 @@ from antiphon._errors import (
     ResourceNotFound,
 )
 from antiphon.runtime import OutboundCall
+from antiphon.schema import UNSET, UnsetType
 from antiphon.sessions._attach_frames import (
     LOAD,
     CaughtUp,
@@ -548,7 +549,7 @@ class Attachment:
         *,
         from_offset: int | None = None,
         history: History = "from_offset",
-        timeout: float | None = None,
+        timeout: float | None | UnsetType = UNSET,
     ) -> int:
         """Attach, and wait for the answer; returns the journal's high watermark.
 
@@ -592,7 +593,12 @@ class Attachment:
             self.close(self._said, None)
 
     async def _ask(
-        self, from_offset: int | None, history: History, timeout: float | None, *, blocking: bool
+        self,
+        from_offset: int | None,
+        history: History,
+        timeout: float | None | UnsetType,
+        *,
+        blocking: bool,
     ) -> int:
         self._tries += 1
         permit = await self.permit()
@@ -617,7 +623,7 @@ class Attachment:
         from_offset: int,
         history: History,
         permit: str | None,
-        timeout: float | None,
+        timeout: float | None | UnsetType,
         *,
         blocking: bool,
     ) -> int:
@@ -638,7 +644,9 @@ class Attachment:
             if self._call is call:
                 self._call = None
 
-    def _open(self, call: _AttachCall, permit: str | None, timeout: float | None = None) -> None:
+    def _open(
+        self, call: _AttachCall, permit: str | None, timeout: float | None | UnsetType = UNSET
+    ) -> None:
         session = self.session
         params = attach_params(
             session.session_id,
@@ -648,7 +656,7 @@ class Attachment:
             capability=permit,
             additional_directories=session.additional_directories,
         )
-        if timeout is None:
+        if isinstance(timeout, UnsetType):
             timeout = self.connection.limits.request_timeout
         self.connection.open_call(call, params, timeout)
 
@@ -802,7 +810,7 @@ class Attachment:
                 # What a new session has told is known; of others, what is told behind the last number.
                 whole = self.offset or self._unnumbered is not None
                 history = "from_offset" if whole else self.history
-                mark = await self._ask(None, history, None, blocking=False)
+                mark = await self._ask(None, history, UNSET, blocking=False)
             except ConnectionClosed:
                 return  # that is the link's affair
             except AntiphonError as error:

@@ -849,7 +849,7 @@ class Session:
         history: History = "from_offset",
         capability: Capability = None,
         cwd: str | Path | None = None,
-        timeout: float | None = None,
+        timeout: float | None | UnsetType = UNSET,
     ) -> int:
         """Attach this session over `peer`, and go on: resumable-sessions §2, §7.5.
 
@@ -867,7 +867,7 @@ class Session:
             capability: a token, or a function of the session's id that gives one (or an awaitable of
                 one) each time that the session is attached; None: the one of before.
             cwd: the working directory as `peer` has it; made absolute here. None: that of before.
-            timeout: seconds for the answer; None: `Limits.request_timeout`.
+            timeout: seconds for the answer; UNSET means `Limits.request_timeout`, None no bound.
 
         Returns:
             The journal's high watermark: the offset of its last record.
