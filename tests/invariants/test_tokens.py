@@ -451,7 +451,7 @@ class Silent(DurableAgent):
 
 
 # Hundreds of policies in threads: slow where others want the processors too.
-@pytest.mark.bound(120)
+@pytest.mark.bound(60)
 @pytest.mark.covers("AP10")
 @controlled(
     counted=changed(_durable_router, "attach_denied", counted),
@@ -493,10 +493,12 @@ async def test_whatever_is_wrong_with_a_token_the_answer_is_the_same() -> None:
                     asked += 1
                     await raw.ask(method, params, asked)
 
-        assert raw.raw_frames[shaken:] == [
-            b'{"jsonrpc":"2.0","id":%d,"error":{"code":-32000,"message":"attach denied"}}' % number
-            for number in range(1001, asked + 1)
-        ]
+        # Not the lists as a whole: what is shown of two long ones that differ takes minutes to make.
+        answers = raw.raw_frames[shaken:]
+        denied = b'{"jsonrpc":"2.0","id":%d,"error":{"code":-32000,"message":"attach denied"}}'
+        others = [answer for n, answer in enumerate(answers, 1001) if answer != denied % n]
+        assert others[:1] == []
+        assert len(answers) == asked - 1000
         assert len(reasons) == asked - 1000
         assert len(set(reasons)) >= 10
         right = {"sessionId": SESSION, "cwd": "/", "_meta": {"raxol.io": {"capability": TOKEN}}}

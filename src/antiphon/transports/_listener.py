@@ -121,6 +121,8 @@ async def listen_unix(path: str, *, everybody: bool = False) -> Listening:
 
 def _make_room(place: Path) -> None:
     """Remove what a server that has died left behind; raise for whatever else is there."""
+    if sys.platform == "win32":  # which `listen_unix` has refused
+        raise NotImplementedError
     try:
         status = place.lstat()
     except FileNotFoundError:
@@ -140,6 +142,8 @@ def _make_room(place: Path) -> None:
 
 def _bind_with_mode(place: Path, mode: int) -> socket.socket:
     """Bind where a file gets the mode of its socket (Linux), so that it never has another."""
+    if sys.platform == "win32":
+        raise NotImplementedError
     sock = _bound(str(place), mode)
     try:
         # The process's umask takes away from the mode; never by the path, which may be a link by now.
@@ -170,6 +174,8 @@ def _bind_in_private(place: Path, mode: int) -> socket.socket:
 
 
 def _bound(where: str, mode: int | None) -> socket.socket:
+    if sys.platform == "win32":
+        raise NotImplementedError
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if mode is not None:
