@@ -1265,6 +1265,51 @@ async def test_a_turn_goes_on_without_its_journal_and_the_operator_is_told_once(
     ]
 
 
+@pytest.mark.covers("J7", "J12")
+async def test_a_turn_that_has_lost_its_writer_is_completed_once_whoever_attaches_meanwhile() -> (
+    None
+):
+    first, second = asyncio.Event(), asyncio.Event()
+
+    class Slow(Scripted):
+        async def prompt(self, turn: Turn) -> None:
+            await turn.say("one")
+            await first.wait()
+            await turn.say("two")
+            await second.wait()
+            await turn.say("three")
+
+    journal = Failing()
+    async with client(Slow(), journal) as raw:
+        session_id = await opened(raw)
+        raw.frames.clear()
+        raw.send(raw.request("p", "session/prompt", prompt_of(session_id, "go")))
+        await raw.until(lambda: "one" in shown(raw.frames))
+        journal.full = True
+        first.set()
+        await raw.until(lambda: "two" in shown(raw.frames))
+        journal.full = False
+        await attach(raw, session_id, "load", historyPolicy="tip")
+        second.set()
+        await raw.until(lambda: raw.responses("p"))
+
+        assert [each for each in shown(raw.frames) if isinstance(each, str)] == [
+            "one",
+            "two",
+            "response load",
+            "three",
+            "response p",
+        ]
+        await prompt(raw, session_id, "again", "q")
+    found = await records(journal, session_id)
+    assert [told(record) for record in found if record.kind != "session_update"] == [
+        "session_created",
+        *("turn_started", "turn_completed"),
+        *("turn_started", "turn_completed"),
+    ]
+    assert found[4].data["outcome"] == "orphaned"
+
+
 async def test_a_session_of_another_process_is_read_and_not_prompted() -> None:
     journal = MemoryJournal()
     async with client(Scripted(), Durability(journal)) as origin:

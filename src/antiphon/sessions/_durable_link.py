@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from antiphon.sessions._methods import tag_of
 from antiphon.sessions._turn_states import State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncIterator, Coroutine, Sequence
 
     from antiphon.journal import Record, Subscriber, Writer
     from antiphon.sessions._agent_session import AgentSession
@@ -52,19 +51,6 @@ RIDER_BYTES = len(
 )
 #: How the updates begin that turns send most by far.
 _OF_AGENT = (b'{"sessionUpdate":"agent_message_chunk"', b'{"sessionUpdate":"agent_thought_chunk"')
-_TAG = re.compile(rb'\{"sessionUpdate":"([a-z_]+)"')
-#: Taints of the updates that turns send most, by the tag's bytes.
-_TAINTS: Mapping[bytes, str] = {
-    tag.encode(): taint_of_update(tag)
-    for tag in (
-        "agent_message_chunk",
-        "agent_thought_chunk",
-        "plan",
-        "tool_call",
-        "tool_call_update",
-        "user_message_chunk",
-    )
-}
 
 
 class DurableLink(Sender):
@@ -233,16 +219,14 @@ class DurableLink(Sender):
             return
         start = self._start
         update = frame[start:-2] if kept is None else kept
-        taint = "agent" if frame.startswith(_OF_AGENT, start) else self._taint(frame, update)
+        taint = "agent" if frame.startswith(_OF_AGENT, start) else self._taint(update)
         self._pending.append(frame)
         writer.submit(Entry(SESSION_UPDATE, update, taint), self)
 
-    def _taint(self, frame: bytes, update: bytes) -> str:
-        match = _TAG.match(frame, self._start)
-        taint = None if match is None else _TAINTS.get(match[1])
-        if taint is None:
-            tag = tag_of_update(update)
-            taint = taint_of_update(tag)
+    def _taint(self, update: bytes) -> str:
+        tag = tag_of_update(update)
+        taint = taint_of_update(tag)
+        if taint == "system":
             self._said[tag] = update
         return taint
 
@@ -453,7 +437,10 @@ class DurableLink(Sender):
             except JournalError as error:
                 self._not_kept(error)
                 writer = None
-            self.writer = writer
+            if self._turn is None:
+                self.writer = writer
+            # Else an own turn has lost its writer: it was orphaned in the journal by the next one, and
+            # what it still tells has no place there any more.
         return writer
 
     def _meta(self) -> dict[str, Any]:

@@ -628,16 +628,28 @@ class DurableRouter(AgentRouter):
         *,
         standard: bool,
     ) -> None:
-        session, rider = accepted.session, accepted.rider
-        link, durability = session.durable, self._durability
-        call = context.call
+        link, call = accepted.session.durable, context.call
         assert link is not None
         assert call is not None
-        grant, _ = granted
-        log_ = await durability.journal.open(session.session_id)
-        source = None
+
+        def answer(subscriber: Subscriber, mark: int) -> None:
+            self._answer(accepted, subscriber, call, mark, restored, granted, standard=standard)
+
+        await self._attach_link(link, accepted.rider, granted[0], answer, standard=standard)
+
+    async def _attach_link(
+        self,
+        link: DurableLink,
+        rider: Rider,
+        grant: Grant,
+        reply: Callable[[Subscriber, int], None],
+        *,
+        standard: bool,
+    ) -> None:
+        """Have an attach take the place of the one that a connection has of a session."""
+        log_ = await self._durability.journal.open(link.session_id)
         try:
-            source = await self._source(session, log_, rider)
+            source = await self._source(link.session, log_, rider)
             subscriber = self._subscriber(
                 link,
                 log_,
@@ -645,9 +657,7 @@ class DurableRouter(AgentRouter):
                 rider,
                 grant,
                 standard=standard,
-                reply=lambda mark: self._answer(
-                    accepted, subscriber, call, mark, restored, granted, standard=standard
-                ),
+                reply=lambda mark: reply(subscriber, mark),
             )
             if rider.history != "none":
                 await _check_ahead(log_, rider)
@@ -786,34 +796,17 @@ class DurableRouter(AgentRouter):
         info = await self._durability.journal.info(session.session_id)
         self._check_known(session.session_id, params, info)
         modes, options = await self._restore(session, info)
-        rider = Rider(history="tip")
-        log_ = await self._durability.journal.open(session.session_id)
-        subscriber = None
-        try:
-            source = await self._source(session, log_, rider)
-            subscriber = self._subscriber(
-                link,
-                log_,
-                source,
-                rider,
-                granted[0],
-                standard=True,
-                reply=lambda mark: link.attach_answered(mark) if _check_open(link) else None,
-            )
+
+        def answered(_: Subscriber, mark: int) -> None:
             _check_open(link)
-            link.detach()
-            link.attached = subscriber
-            link.attached_in_turn()
-            await subscriber.attach()
-        except BaseException as error:
-            gone = self._is_gone(session)
-            await log_.aclose()
-            if gone and isinstance(error, JournalError):
+            link.attach_answered(mark)
+
+        try:
+            await self._attach_link(link, Rider(history="tip"), granted[0], answered, standard=True)
+        except JournalError as error:
+            if self._is_gone(session):
                 raise _not_found(session.session_id) from error
             raise
-        finally:
-            if subscriber is not None and link.attached is subscriber and not subscriber.live:
-                link.attach_failed()
         link.allow(self._durability.role_of(*granted), granted[0].expires_at)
         modes, options = link.restored(modes, options)
         return v1_unstable.ResumeSessionResponse(
@@ -879,11 +872,10 @@ def decode_attach(raw: Any) -> AttachParams:
     return decode(AttachParams, b"null" if raw is None else raw)
 
 
-def _check_open(link: DurableLink) -> bool:
+def _check_open(link: DurableLink) -> None:
     """Raise for a session that was closed or deleted, or whose connection is gone, meanwhile."""
     if link.leave_if_closed():
         raise _not_found(link.session_id)
-    return True
 
 
 def _not_found(session_id: str) -> ResourceNotFound:
