@@ -47,6 +47,18 @@ FOUND = {
             *(Step("slow", 32, 19), Step("turn", 61, 41), Step("turn", 31, 16)),
         ],
     ),
+    "an attach that lags before its answer: what its connection's own turn said next was lost": (
+        41695,
+        [
+            *(Step("connect", 55, 20), Step("lose", 10, 49), Step("lose", 6, 40)),
+            *(Step("attach", 21, 29), Step("rest", 18, 47), Step("say", 2, 47)),
+            *(Step("shut", 59, 40), Step("attach", 44, 13), Step("connect", 62, 51)),
+            *(Step("say", 8, 2), Step("slow", 44, 21), Step("say", 48, 15)),
+            *(Step("end", 31, 32), Step("connect", 23, 57), Step("lose", 58, 27)),
+            *(Step("prompt", 52, 16), Step("open", 58, 58), Step("rest", 7, 50)),
+            *(Step("say", 17, 52),),
+        ],
+    ),
 }
 
 

@@ -28,7 +28,14 @@ from antiphon.journal._sqlite_format import (
     unpack_run,
     watermark,
 )
-from antiphon.journal._sqlite_schema import Mark, connect, has_log, refuse_missing, shard_name
+from antiphon.journal._sqlite_schema import (
+    Mark,
+    check_shape,
+    connect,
+    has_log,
+    refuse_missing,
+    shard_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -397,7 +404,13 @@ def find_damages(
         damage(error.reason)
         return found
     try:
-        _check_length(directory / name, damage)
+        _check_header(directory / name, damage)
+        try:
+            check_shape(database, name)
+        except JournalDamaged as error:
+            damage(error.reason)
+        except (sqlite3.DatabaseError, sqlite3.Warning) as error:
+            damage(f"its tables are not declared as they were: {error}")
         _check_file(database.execute, acknowledged, damage)
         known = known_sessions(database.execute)
         for number, session_id in known:
@@ -429,14 +442,16 @@ _NAMELESS = """SELECT id FROM sessions AS there NOT INDEXED WHERE NOT EXISTS (
     WHERE named.id = there.id AND named.number = there.number)"""
 
 
-def _check_length(path: Path, damage: Callable[[str], None]) -> None:
-    """Compare a file with what its first page says of its length, where no log knows better."""
+def _check_header(path: Path, damage: Callable[[str], None]) -> None:
+    """Compare a file with what its first page says of it, where no log knows better."""
     with contextlib.suppress(OSError):
         with path.open("rb") as file:
             header = file.read(100)
         # In this order: a log that is folded meanwhile is there still, or all of it is in the file.
         if len(header) < 100 or has_log(path):
             return
+        if header[18:20] != b"\2\2":
+            damage("its header says that it has no write-ahead log: nothing can be written to it")
         size = path.stat().st_size
         (page,), (counter, pages) = unpack(">H", header[16:18]), unpack(">II", header[24:32])
         page = 65_536 if page == 1 else page

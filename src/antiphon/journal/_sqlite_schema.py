@@ -38,6 +38,7 @@ __all__ = [
     "Loss",
     "Mark",
     "Mode",
+    "check_shape",
     "connect",
     "explain",
     "has_log",
@@ -437,6 +438,25 @@ def _migrate(database: sqlite3.Connection, name: str) -> None:
         if database.in_transaction:
             database.execute("ROLLBACK")
         raise
+
+
+def check_shape(database: sqlite3.Connection, name: str) -> None:
+    """Raise `JournalDamaged` where a database's tables are not declared as they were made.
+
+    Who only reads has SQLite make nothing of that; who writes is refused by it.
+    """
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+        made.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        for step in range(1, min(version, VERSION) + 1):
+            for statement in MIGRATIONS[step]:
+                made.execute(statement)
+        there, due = (
+            set(each.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall())
+            for each in (database, made)
+        )
+    for declared in due ^ there:
+        raise JournalDamaged(name, f"its {declared[0]} {declared[1]} is not declared as it was")
 
 
 def now() -> int:

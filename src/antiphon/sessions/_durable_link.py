@@ -364,26 +364,37 @@ class DurableLink(Sender):
                 if not future.done():
                     future.set_result(None)
 
-    def attach_answered(self, uncovered: int) -> None:
-        """An attach is about to be answered: it has every own update behind that offset.
+    def attach_answered(self, uncovered: int, mark: int) -> None:
+        """An attach is about to be answered: it has every own update behind `uncovered`.
 
-        The others, which it has no history of, are sent bare, now.
+        The others, which it has no history of, are sent bare, now. One that has lagged before its answer
+        has none behind the mark but those that it was given until then: they wait for its end.
         """
         held, self._held_back = self._held_back, {}
         self._uncovered = uncovered
         for offset, frame in held.items():
             if offset <= uncovered:
                 self.connection.send(frame)
+        writer, attached = self.writer, self.attached
+        if writer is not None and attached is not None and not writer.publishes_to(attached):
+            self._held_back = {offset: held[offset] for offset in held if offset > mark}
+
+    def attach_ended(self, attached: Subscriber) -> None:
+        """An attach that was answered is over: what it has not forwarded is sent bare."""
+        if self.attached is attached:
+            self.attached = None
+            self._send_held_back(attached.forwarded)
 
     def attach_failed(self) -> None:
         """An attach came to nothing: what it has a copy of is sent bare."""
         self.attached = None
         self._send_held_back()
 
-    def _send_held_back(self) -> None:
+    def _send_held_back(self, above: int = 0) -> None:
         held, self._held_back = self._held_back, {}
-        for frame in held.values():
-            self.connection.send(frame)
+        for offset, frame in held.items():
+            if offset > above:
+                self.connection.send(frame)
 
     def _hurry(self) -> None:
         if self.writer is not None:
@@ -495,7 +506,7 @@ class DurableLink(Sender):
         if attached is not None:
             # Whoever prompts sees all of its turn, in this way or that.
             attached.detach(flush=True)
-            self._send_held_back()
+            self._send_held_back(attached.forwarded)
 
     async def history(self) -> AsyncIterator[Any]:
         """The updates in the journal, typed, oldest first."""

@@ -696,8 +696,7 @@ class DurableRouter(AgentRouter):
             return self._shown(record, replayed=replay[0])
 
         def ended(subscriber: Subscriber, _reason: str) -> None:
-            if link.attached is subscriber:
-                link.attached = None
+            link.attach_ended(subscriber)
             # Also when the connection is gone: nothing else closes it.
             self._durability.create_task(log_.aclose())
 
@@ -739,7 +738,7 @@ class DurableRouter(AgentRouter):
                 link.allow(self._durability.role_of(*granted), granted[0].expires_at)
             if link.attached is subscriber:
                 replays = asked.history == "from_offset"
-                link.attach_answered(asked.from_offset - 1 if replays else mark)
+                link.attach_answered(asked.from_offset - 1 if replays else mark, mark)
         rider = {KEY: {"highWatermark": mark}}
         if options is not None:
             options = self._peer.allowed_options(options)
@@ -799,7 +798,7 @@ class DurableRouter(AgentRouter):
 
         def answered(_: Subscriber, mark: int) -> None:
             _check_open(link)
-            link.attach_answered(mark)
+            link.attach_answered(mark, mark)
 
         try:
             await self._attach_link(link, Rider(history="tip"), granted[0], answered, standard=True)
