@@ -555,6 +555,9 @@ def test_check_finds_a_number_wherever_a_type_may_hold_one(name: str) -> None:
         for spoilt in spoil(value, nan):
             with pytest.raises(ValueError, match="NaN"):
                 refuse_non_finite(spoilt)
+            # Found by the null in the text, it is named as it is by looking at the value.
+            with pytest.raises(ValueError, match="NaN"):
+                encode_checked(spoilt)
 
     check()
 
@@ -574,6 +577,32 @@ def spoil(value: Any, nan: float) -> Iterator[Any]:
             item = getattr(value, field.name)
             others = [nan] if field.type is Any else spoil(item, nan)
             yield from (msgspec.structs.replace(value, **{field.name: other}) for other in others)
+
+
+@pytest.mark.parametrize("length", [0, 900, 1100, 5000])
+def test_a_number_that_json_lacks_is_found_beside_texts_of_any_length(length: int) -> None:
+    text = "x" * length
+    spoilt = v1.ToolCall(tool_call_id="t", title=text, raw_input=[text, float("inf")])
+    whole = msgspec.structs.replace(spoilt, raw_input=[text, None, "null", 1.5])
+
+    with pytest.raises(ValueError, match=r"ToolCall.raw_input\[1\] is NaN or infinite"):
+        encode_checked(spoilt)
+    assert encode_checked(whole) == encode(whole)
+
+
+@given(strategies.untyped_json())
+def test_what_is_checked_is_written_as_what_is_not(value: Any) -> None:
+    assert encode_checked(value) == encode(value)
+
+
+def test_a_text_that_is_no_unicode_is_mended_where_its_numbers_are_checked() -> None:
+    assert encode_checked(["\ud800", None]) == encode(["\ufffd", None])
+    with pytest.raises(ValueError, match="NaN"):
+        encode_checked(["\ud800", float("nan")])
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match="contains itself"):
+        encode_checked(loop)
 
 
 def test_finite_numbers_and_null_are_written_as_they_are() -> None:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from antiphon import (
@@ -210,6 +211,84 @@ async def test_an_over_long_text_is_refused_and_nothing_of_it_is_written() -> No
     limits = Limits(frame_bytes=100_000)
     updates = await updates_of(act, limits=limits)
     assert [u["content"]["text"] for u in updates] == ["still here"]
+
+
+@pytest.mark.parametrize("limit", [1000, 70_000])
+async def test_what_a_turn_sends_is_held_to_the_frame_limit_to_the_byte(limit: int) -> None:
+    around = len(
+        b'{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":,"update":'
+        b'{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":""}}}}'
+    )
+
+    async def act(turn: Turn) -> None:
+        room = limit - around - len(json.dumps(turn.session_id))
+        verbs: list[Callable[[str], Awaitable[None]]] = [
+            turn.say,
+            turn.think,  # its tag is as long
+            lambda text: turn.send(v1.AgentMessageChunk(content=v1.TextContent(text=text))),
+            lambda text: turn.send(v1.UserMessageChunk(content=v1.TextContent(text=text + " "))),
+        ]
+        for verb in verbs:
+            await verb("x" * room)
+            with pytest.raises(LimitExceeded, match="frame_bytes"):
+                await verb("x" * (room + 1))
+
+    assert len(await updates_of(act, limits=Limits(frame_bytes=limit))) == 4
+
+
+UPDATES: list[Any] = [
+    v1.ToolCall(tool_call_id="t", title="T", locations=[v1.ToolCallLocation(path="/a", line=1)]),
+    v1.ToolCallProgress(
+        tool_call_id="t", raw_output=None, content=[v1.Diff(path="/a", new_text="\u2028")]
+    ),
+    v1.ToolCallUpdate(tool_call_id="t", title=None, status="completed"),
+    v1.Plan(entries=[v1.PlanEntry(content="\ud83d", priority="low", status="pending")]),
+    v1.UsageUpdate(used=1, size=2, cost=v1.Cost(amount=0.5, currency="EUR")),
+    v1.SessionInfoUpdate(title=None),
+    v1.AvailableCommandsUpdate(available_commands=[]),
+    v1.CurrentModeUpdate(current_mode_id="m"),
+    v1.ConfigOptionUpdate(config_options=[]),
+    v1.UserMessageChunk(content=v1.TextContent(text="")),
+    v1.AgentMessageChunk(content=v1.TextContent(text="x")),
+]
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=lambda update: type(update).__name__)
+async def test_any_update_is_sent_as_the_connection_would_send_its_notification(
+    update: Any,
+) -> None:
+    class Own(type(update)):  # type: ignore[misc]
+        """As a user's own class, which takes the general way."""
+
+    async def act(turn: Turn) -> None:
+        await turn.send(update)
+        turn.session.send_now(update)
+        if type(update) is not v1.ToolCallUpdate:
+            await turn.send(Own(**msgspec.structs.asdict(update)))
+        else:
+            update_ = v1.ToolCallProgress(**msgspec.structs.asdict(update))
+            await turn.peer.notify(
+                v1.SessionNotification(session_id=turn.session_id, update=update_)
+            )
+        assert turn.sent >= 2
+
+    async with joined(Scripted(act)) as (peer, _):
+        frames: list[bytes] = []
+        session = await peer.new_session(cwd="/")
+        session.on_update(lambda update: frames.append(update.frame))
+        await session.prompt("go")
+        assert len(frames) == 3
+        assert len(set(frames)) == 1
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+async def test_a_number_that_json_lacks_is_refused_and_nothing_is_sent(number: float) -> None:
+    async def act(turn: Turn) -> None:
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            await turn.send(v1.ToolCall(tool_call_id="t", title="t", raw_input=[number]))
+        assert turn.sent == 0
+
+    assert await updates_of(act) == []
 
 
 @pytest.mark.covers("R1-87")

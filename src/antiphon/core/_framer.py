@@ -23,6 +23,10 @@ __all__ = ["Fault", "LineFramer", "join_frames"]
 KEPT = 4096
 
 _BOM = b"\xef\xbb\xbf"
+# As numbers: `bytes in bytes` takes its left side for a number first, and an exception and ten times
+# as long to find that it is none.
+_CR = ord("\r")
+_LAST_OF_2028, _LAST_OF_2029 = 0xA8, 0xA9
 _LINE_SEPARATORS = re.compile(b"\xe2\x80[\xa8\xa9]")
 
 
@@ -101,7 +105,7 @@ class LineFramer:
             first = None
             if self._held or self._skipped:
                 first = self._finish(lines[0])
-            if b"\r" in chunk:
+            if _CR in chunk:
                 frames[:] = [line.removesuffix(b"\r") for line in lines]
             if len(chunk) > self._max:
                 frames[:] = [line if len(line) <= self._max else _fault(line) for line in lines]
@@ -192,6 +196,6 @@ def join_frames(frames: Sequence[bytes]) -> bytes:
     data = b"\n".join((*frames, b""))
     # The last byte of both is rare and one byte is found fastest; their first, 0xE2, begins every
     # dash and curly quote.
-    if (b"\xa8" in data or b"\xa9" in data) and _LINE_SEPARATORS.search(data):
+    if (_LAST_OF_2028 in data or _LAST_OF_2029 in data) and _LINE_SEPARATORS.search(data):
         data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     return data

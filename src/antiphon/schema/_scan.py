@@ -58,7 +58,7 @@ def repair_text(raw: Frame) -> bytes:
     below 0x80, so that the structure of the JSON survives it.
     """
     data = bytes(raw)
-    if b"\\u" in data:
+    if data.find(b"\\u") >= 0:
         data = _ESCAPE.sub(lambda match: b"\\ufffd" if match[1] else match[0], data)
     if data.isascii():
         return data

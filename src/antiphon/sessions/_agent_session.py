@@ -16,7 +16,7 @@ import msgspec
 from antiphon._errors import InvalidRequest, LocalProtocolError, TurnOver
 from antiphon.schema import UNSET, UnknownUpdate, UnsetType, encode_checked, v1, v1_unstable
 from antiphon.sessions._methods import tag_of
-from antiphon.sessions._turn import Head, Turn, check_offer
+from antiphon.sessions._turn import AS_THEY_ARE, KEPT, TEXTS, Head, Turn, check_offer
 from antiphon.sessions._turn_states import Effect, Event, TurnStates
 
 if TYPE_CHECKING:
@@ -43,12 +43,6 @@ _TURN_UPDATES = frozenset(
         "plan_removed",
     )
 )
-#: Of these an empty text says nothing, and some clients show an empty message for it.
-_TEXTS = frozenset(("agent_message_chunk", "agent_thought_chunk"))
-
-#: Updates that change what the session keeps.
-_KEPT = frozenset(("current_mode_update", "config_option_update"))
-
 #: What a response is longer than its result, its id aside.
 _ENVELOPE = len(b'{"jsonrpc":"2.0","id":,"result":}')
 
@@ -91,7 +85,7 @@ class AgentSession:
         self.states: TurnStates[Turn] = TurnStates()
         self._tool_calls = 0
         self._tool_calls_of = ""
-        self.head = Head(session_id)
+        self.head = Head(session_id, peer.connection.limits.frame_bytes)
 
     def __repr__(self) -> str:
         return f"<AgentSession {self.session_id!r} in {self.cwd!r}>"
@@ -191,12 +185,15 @@ class AgentSession:
 
     def send_now(self, update: v1_unstable.SessionUpdate) -> None:
         """Queue an update without looking whether a turn is open; an empty text is only counted."""
+        if update.__class__ in AS_THEY_ARE:
+            self._send(update)
+            return
         peer = self.peer
         kind, whole = _kind(update), update
         if type(update) is v1.ToolCallUpdate:
             # The body of a permission request has no tag: as an update it is its tagged subclass.
             update = v1.ToolCallProgress(**msgspec.structs.asdict(update))
-        elif kind in _TEXTS and _is_empty(update):
+        elif kind in TEXTS and _is_empty(update):
             self.empty_text()
             return
         elif not kind and not isinstance(update, UnknownUpdate):
@@ -206,21 +203,27 @@ class AgentSession:
             options = peer.allowed_options(update.config_options)
             update = msgspec.structs.replace(update, config_options=options)
         check_offer(peer.tree, update)
-        frame = self.head.update + encode_checked(update) + b"}}"
-        link = self.link
-        link.check_frame(len(frame))
+        if kind not in KEPT:
+            self._send(update)
+            return
+        self._send(update, whole)
+        self.keep(update)
+
+    def _send(self, update: Any, whole: Any = None) -> None:
+        """Queue an update as it is; with `whole` that is what a journal keeps in its place."""
+        head, body, link = self.head, encode_checked(update), self.link
+        frame = head.update + body + b"}}"
+        if len(body) > head.sure:
+            link.check_frame(len(frame))
         if link.lost is not None:
             raise link.lost_error()
-        if self.states.turn is not None:
-            self.states.turn.sent += 1
-        if kind not in _KEPT:
-            link.send(frame)
-            return
-        if self.durable is None:
+        turn = self.states.turn
+        if turn is not None:
+            turn.sent += 1
+        if whole is None or self.durable is None:
             link.send(frame)
         else:
             self.durable.send(frame, self.durable.whole_of(whole))
-        self.keep(update)
 
     def keep(self, update: Any) -> None:
         """Remember what the client was told, by whichever verb: what it asks for is held against it."""
