@@ -117,14 +117,15 @@ class ToolCallView(msgspec.Struct, kw_only=True, eq=False):
     name: str | None = None
     kind: str = "other"
     status: str = "pending"
-    content: list[v1.ToolCallContent] = msgspec.field(default_factory=list[v1.ToolCallContent])
-    locations: list[v1.ToolCallLocation] = msgspec.field(default_factory=list[v1.ToolCallLocation])
+    content: list[v1.ToolCallContent] = []
+    locations: list[v1.ToolCallLocation] = []
     raw_input: Any = None
     raw_output: Any = None
-    terminals: list[str] = msgspec.field(default_factory=list[str])
+    terminals: list[str] = []
     cancelled: bool = False
     meta: dict[str, Any] | None = None
-    _embedded: set[str] = msgspec.field(default_factory=set[str])  # the same ids, to look them up
+    # The same ids, to look them up. Most calls embed none, and a view keeps every call.
+    _embedded: set[str] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -145,15 +146,21 @@ class ToolCallView(msgspec.Struct, kw_only=True, eq=False):
         if isinstance(call.content, list):
             self.content = call.content
             for item in call.content:
-                if isinstance(item, v1.Terminal) and item.terminal_id not in self._embedded:
-                    self._embedded.add(item.terminal_id)
-                    self.terminals.append(item.terminal_id)
+                if isinstance(item, v1.Terminal):
+                    self._embeds(item.terminal_id)
         if isinstance(call.locations, list):
             self.locations = call.locations
         for name in ("raw_input", "raw_output", "meta"):
             value = getattr(call, name)
             if value is not UNSET and value is not None:
                 setattr(self, name, value)
+
+    def _embeds(self, terminal_id: str) -> None:
+        if self._embedded is None:
+            self._embedded = set()
+        if terminal_id not in self._embedded:
+            self._embedded.add(terminal_id)
+            self.terminals.append(terminal_id)
 
 
 class CompactionView:
