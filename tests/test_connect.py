@@ -566,6 +566,45 @@ async def test_the_block_can_be_left_while_a_turn_is_open() -> None:
     assert agent.turns[0].over
 
 
+# What an editor that starts an agent need not wait for: the client's side, and what only some agents
+# use or only odd frames need. Nothing of it may come back with a feature for somebody else.
+NEEDLESS = {
+    *("antiphon._client", "antiphon._launch", "antiphon._process", "antiphon._recording"),
+    *("antiphon._serving", "antiphon.content", "antiphon.schema._forgiving"),
+    *("antiphon.sessions._agent_peer", "antiphon.sessions._attachment"),
+    *("antiphon.sessions._client_router", "antiphon.sessions._durability"),
+    *("antiphon.sessions._inbox", "antiphon.sessions._session", "antiphon.sessions._view"),
+    *("antiphon.journal", "antiphon.services", "antiphon.sync", "antiphon.testing"),
+    *("dataclasses", "hashlib", "json", "pathlib", "random", "secrets", "shutil", "sqlite3"),
+    *("tempfile", "urllib.parse"),
+}
+
+
+def test_an_agent_that_has_answered_initialize_has_loaded_only_what_it_serves_with(
+    tmp_path: Path,
+) -> None:
+    code = f"""
+import sys
+sys.path[1:1] = {[path for path in sys.path if path]!r}
+from antiphon import Agent, RequestError, serve_stdio
+
+class Plain(Agent):
+    async def new_session(self, params, ctx):  # the request after that
+        raise RequestError(-32000, "loaded", sorted(sys.modules))
+
+serve_stdio(Plain())
+"""
+    python, program = written(tmp_path, code)
+    # -I and -S: neither the environment nor what is installed beside us loads anything.
+    with Piped([python, "-I", "-S", program]) as agent:
+        agent.send(INITIALIZE, NEW)
+        assert "result" in agent.line()
+        loaded = set(agent.line()["error"]["data"])
+
+    assert {"antiphon.sessions._agent_router", "asyncio", "msgspec"} <= loaded
+    assert sorted(loaded & NEEDLESS) == []
+
+
 def test_who_keeps_no_journal_loads_none() -> None:
     code = """
 import asyncio, sys

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import sys
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -21,6 +19,7 @@ from antiphon.sessions._methods import PROTOCOL_VERSION, allowed_by, table, tree
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from antiphon.journal import Journal
     from antiphon.sessions import AgentContext, Durability, Extensions
@@ -144,7 +143,9 @@ class Agent(AgentHandlers):
 
     def initial_config_options(self) -> list[v1_unstable.SessionConfigOption]:
         """A fresh copy of the declared options, for a handler that opens sessions itself."""
-        return [copy.deepcopy(option) for option in self.capabilities.config_options]
+        from copy import deepcopy  # only who declares options loads it
+
+        return [deepcopy(option) for option in self.capabilities.config_options]
 
     # -------------------------------------------------------------- for the runtime
 
@@ -216,6 +217,8 @@ def state_directory(info: tuple[str, str] | v1.Implementation | None, name: str)
     `$XDG_STATE_HOME/antiphon/NAME` (`~/.local/state` where that is not set), on macOS in
     `~/Library/Application Support`, on Windows in `%LOCALAPPDATA%`.
     """
+    from pathlib import Path  # only who keeps files loads it
+
     known = _implementation(info, name).name
     # A name is no path: what is no letter, digit, dash or dot is written as its number.
     folder = re.sub(

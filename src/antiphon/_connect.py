@@ -1,4 +1,7 @@
-"""Joining a side and a transport: `spawn` and `connect` for clients, `serve` and stdio for agents."""
+"""Joining a side and a transport: `spawn` and `connect` for clients, `serve` and stdio for agents.
+
+Either side is loaded by the function that joins it: an agent does not load a client.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,10 @@ import signal
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from antiphon._client import Client
 from antiphon._errors import MissingExtra
 from antiphon._loops import bounded_runner
-from antiphon._recording import Guarded, Recorder
 from antiphon._version import __version__
 from antiphon.core import Limits
-from antiphon.schema import v1
-from antiphon.sessions import AgentPeer, ClientPeer, Reattach
 
 if TYPE_CHECKING:
     import os
@@ -22,9 +21,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from antiphon._agent import Agent
+    from antiphon._client import Client
+    from antiphon._recording import Guarded, Recorder
     from antiphon.journal import Journal
     from antiphon.runtime import TelemetryEvent
-    from antiphon.sessions import Durability
+    from antiphon.sessions import AgentPeer, Durability, Reattach
     from antiphon.transports import Environment, Transport
 
 __all__ = ["Connecting", "connect", "run_stdio", "serve", "serve_stdio", "spawn"]
@@ -62,6 +63,9 @@ class Connecting:
             await self._peer.aclose()
 
     async def _open(self) -> AgentPeer:
+        from antiphon.schema import v1
+        from antiphon.sessions import AgentPeer
+
         options = self._options
         record = _recorder(options.record)
         on_close = None if record is None else record.close
@@ -108,6 +112,9 @@ class _Options:
         unstable: bool,
         reattach: Reattach | bool,
     ) -> None:
+        from antiphon._client import Client
+        from antiphon.sessions import Reattach
+
         self.client = Client() if client is None else client
         self.limits = Limits() if limits is None else limits
         self.record = record
@@ -122,6 +129,8 @@ class _Options:
 def _recorder(record: Record | None) -> Recorder | Guarded | None:
     if record is None:
         return None
+    from antiphon._recording import Guarded, Recorder
+
     return Guarded(record) if callable(record) else Recorder(record)
 
 
@@ -277,6 +286,8 @@ async def serve(
             what this client's sessions told is durable when this returns. By default what the agent
             itself has as `journal` (`DurableAgent`).
     """
+    from antiphon.sessions import ClientPeer
+
     recorder = _recorder(record)
     durability = _durability(agent, journal)
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,7 +44,7 @@ class Recorder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         descriptor = os.open(
-            Path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o600
+            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o600
         )
         self._file: BinaryIO | None = os.fdopen(descriptor, "wb", buffering=0)
 

@@ -172,11 +172,9 @@ _SCALAR = rb"(?:" + _STRING + rb"|-?\d[\d.eE+-]*+|true|false|null)"
 _PAIR = (
     _SPACE + rb"(" + _STRING + rb")" + _SPACE + rb":" + _SPACE + rb"(" + _SCALAR + rb")" + _SPACE
 )
-_HEAD = re.compile(
-    _SPACE + rb"\{((?:" + _PAIR + rb",)*+)" + _SPACE + rb"(?P<next>" + _STRING + rb")?"
-)
-_TAIL = re.compile(rb"((?:," + _PAIR + rb")++)\}" + _SPACE + rb"$")
-_MEMBER = re.compile(_PAIR)
+# Compiled (and then kept by `re`) where the first such frame comes: most processes meet none.
+_HEAD = _SPACE + rb"\{((?:" + _PAIR + rb",)*+)" + _SPACE + rb"(?P<next>" + _STRING + rb")?"
+_TAIL = rb"((?:," + _PAIR + rb")++)\}" + _SPACE + rb"$"
 _NO_ANSWER: Final = frozenset((None, b'"params"', b'"method"'))
 
 
@@ -195,11 +193,11 @@ def _salvage(head: bytes, tail: bytes) -> _Salvaged:
     """What the two ends of a frame that cannot be decoded tell."""
     known: dict[bytes, bytes] = {}
     following: bytes | None = None
-    if start := _HEAD.match(head):
-        known.update(_MEMBER.findall(start[1]))
+    if start := re.match(_HEAD, head):
+        known.update(re.findall(_PAIR, start[1]))
         following = start["next"]
-    if end := _TAIL.search(tail):
-        known.update(_MEMBER.findall(end[1]))
+    if end := re.search(_TAIL, tail):
+        known.update(re.findall(_PAIR, end[1]))
     method = known.get(b'"method"')
     # The member that is no scalar is what makes such a frame long or deep: parameters or a result.
     # One whose method does not end within the head, or begins behind it, is no answer either: the

@@ -169,7 +169,15 @@ def decode_update(raw: Frame) -> v1_unstable.SessionUpdate:
     return update
 
 
-_strict_update: Callable[[Frame], v1_unstable.SessionUpdate] = decoder(v1_unstable.SessionUpdate)
+def _first_update(raw: Frame) -> v1_unstable.SessionUpdate:
+    """Make the decoder of the largest union there is: no agent needs it, a client with its first update."""
+    global _strict_update  # noqa: PLW0603  (set once, to a constant)
+    strict: Callable[[Frame], v1_unstable.SessionUpdate] = decoder(v1_unstable.SessionUpdate)
+    _strict_update = strict
+    return strict(raw)
+
+
+_strict_update = _first_update
 
 
 def loads(raw: Frame) -> Any:
@@ -421,13 +429,13 @@ def _may_hold_float(hint: Any) -> bool:
     return hint not in {str, int, bool, NoneType, msgspec.UnsetType}
 
 
-_SURROGATE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
+_SURROGATE = "[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]"
 
 
 def _mended(value: Any) -> Any:
     """`value` with text that can be written; what needs no mending is the same object."""
     if isinstance(value, str):
-        return _SURROGATE.sub(_mended_surrogate, value)
+        return re.sub(_SURROGATE, _mended_surrogate, value)
     if is_object(value):
         return {_mended(key): _mended(item) for key, item in value.items()}
     if _is_sequence(value):

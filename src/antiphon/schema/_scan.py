@@ -20,16 +20,16 @@ Frame: TypeAlias = bytes | bytearray | memoryview | msgspec.Raw
 
 # One escape sequence. A true surrogate pair and any other escape match outside the group, so that
 # an escaped backslash before "ud800" is never taken for an escaped surrogate.
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# It and the next are compiled (and then kept by `re`) where the first such frame comes.
+_ESCAPE = (
+    rb"(?s)\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})"
-    rb"|.)",
-    re.DOTALL,
+    rb"|.)"
 )
 
 # One string, its end optional: with a mandatory one, an unfinished string full of escaped quotes
 # would be searched again from each of them.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_STRING = rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
 
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -59,7 +59,7 @@ def repair_text(raw: Frame) -> bytes:
     """
     data = bytes(raw)
     if data.find(b"\\u") >= 0:
-        data = _ESCAPE.sub(lambda match: b"\\ufffd" if match[1] else match[0], data)
+        data = re.sub(_ESCAPE, lambda match: b"\\ufffd" if match[1] else match[0], data)
     if data.isascii():
         return data
     return data.decode("utf-8", "replace").encode()
@@ -77,5 +77,5 @@ def json_depth_exceeds(raw: Frame, limit: int) -> bool:
     data = bytes(raw)
     if data.count(b"[") + data.count(b"{") <= limit:
         return False
-    brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
+    brackets = re.sub(_STRING, b"", data).translate(None, _NOT_BRACKETS)
     return max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > limit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -103,7 +103,7 @@ class AgentSession:
     def new_tool_call_id(self) -> str:
         """An id for a tool call that no other has, nor one of the session's history (R1-101)."""
         if not self._tool_calls:
-            self._tool_calls_of = secrets.token_hex(4)
+            self._tool_calls_of = os.urandom(4).hex()
         self._tool_calls += 1
         return f"call_{self._tool_calls_of}_{self._tool_calls}"
 

@@ -12,7 +12,6 @@ import asyncio
 import errno
 import logging
 import os
-import secrets
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import msgspec
@@ -549,7 +548,9 @@ class Turn:
             RequestError: it refused.
         """
         if elicitation_id is None:
-            elicitation_id = secrets.token_urlsafe(16)
+            from secrets import token_urlsafe  # with all of hashlib: only who asks loads it
+
+            elicitation_id = token_urlsafe(16)
         params = v1.ElicitationUrlMode(
             message=message, url=url, elicitation_id=elicitation_id, session_id=self.session_id
         )
