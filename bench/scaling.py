@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from antiphon import AgentPeer, Session
 
-__all__ = ["CURVES", "Curve", "Point", "Result", "exponent_of", "main", "measured"]
+__all__ = ["CURVES", "Curve", "Point", "Result", "Spent", "exponent_of", "main", "measured"]
 
 MIB: Final = 1 << 20
 #: How far above its exponent a curve may be: over two decades, twice the cost of an item. A sort is 0.09
@@ -46,15 +46,31 @@ MARGIN: Final = 0.15
 #: The least that a small number is repeated for, in seconds of processor time.
 LEAST: Final = 0.05
 REPETITIONS: Final = 3
+#: A number that took so many seconds is not repeated any more: it is too large for noise.
+LONG: Final = 5.0
 #: What a token or two look like, with what has to be escaped.
 TEXT: Final = 'The "quick" fox \u2014 jumps\n\tover it. '
 
 
+class Spent(NamedTuple):
+    """Seconds of processor time, and how many of them the collector of cycles took."""
+
+    cpu: float
+    collecting: float = 0.0
+
+
 class Point(NamedTuple):
-    """How many there were, and what one of them cost, in microseconds of processor time."""
+    """How many there were, and what one of them cost, in microseconds of processor time.
+
+    Attributes:
+        number: of them.
+        each: all of it.
+        own: what of it is judged.
+    """
 
     number: int
     each: float
+    own: float
 
 
 @dataclass(frozen=True)
@@ -66,16 +82,20 @@ class Curve:
         title: what grows, for people.
         unit: what one of them is.
         numbers: ascending.
-        once: do it for so many; gives the seconds it cost. What prepares and ends it does not count.
+        once: do it for so many; gives what it cost. What prepares and ends it does not count.
         exponent: 1 where the cost may grow with the number, 0 where it may not.
+        alive: all that it makes is alive at once. The collector of cycles looks at everything alive
+            whenever that has grown by a quarter: each thing costs it several looks, which is a plateau
+            but one that takes decades to climb, so the slope is of what is left without it.
     """
 
     name: str
     title: str
     unit: str
     numbers: tuple[int, ...]
-    once: Callable[[int], Awaitable[float]]
+    once: Callable[[int], Awaitable[Spent]]
     exponent: int = 1
+    alive: bool = False
 
 
 class Result(NamedTuple):
@@ -96,7 +116,7 @@ def exponent_of(points: Sequence[Point]) -> float:
     top = max(point.number for point in points)
     upper = [point for point in points if point.number * 100 >= top]
     xs = [math.log(point.number) for point in upper]
-    ys = [math.log(max(point.each, 1e-9) * point.number) for point in upper]
+    ys = [math.log(max(point.own, 1e-9) * point.number) for point in upper]
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - mean_x) ** 2 for x in xs)
     if not spread:
@@ -115,16 +135,26 @@ class Talker(Agent):
 
 
 class Timer:
-    """Processor time of this process while its blocks run, and how often they did."""
+    """Processor time of this process while its blocks run, and what of it the collector took."""
 
     def __init__(self) -> None:
-        self.spent = 0.0
+        self._cpu = self._collecting = 0.0
 
     def __enter__(self) -> None:
+        gc.callbacks.append(self._collected)
         self._begin = time.process_time()
 
     def __exit__(self, *_: object) -> None:
-        self.spent += time.process_time() - self._begin
+        self._cpu += time.process_time() - self._begin
+        gc.callbacks.remove(self._collected)
+
+    def _collected(self, phase: str, _info: object) -> None:
+        now = time.process_time()
+        self._collecting += now if phase == "stop" else -now
+
+    @property
+    def spent(self) -> Spent:
+        return Spent(self._cpu, self._collecting)
 
 
 async def taken(session: Session, text: str) -> int:
@@ -145,9 +175,9 @@ def many(number: int) -> Limits:
 # ------------------------------------------------------------------ what is measured
 
 
-async def frame(size: int) -> float:
+async def frame(size: int) -> Spent:
     """A text of so many bytes, from an agent to a client over a Unix socket."""
-    timer, limits = Timer(), Limits(frame_bytes=64 * MIB)
+    timer, limits = Timer(), Limits(frame_bytes=64 * MIB, session_bytes=64 * MIB)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "s")
         async with (
@@ -160,7 +190,7 @@ async def frame(size: int) -> float:
     return timer.spent
 
 
-async def chunks(number: int) -> float:
+async def chunks(number: int) -> Spent:
     """A turn of so many chunks, both sides, in memory."""
     timer = Timer()
     async with joined(Talker()) as agent:
@@ -170,27 +200,51 @@ async def chunks(number: int) -> float:
     return timer.spent
 
 
-async def sessions_opened(number: int) -> float:
+async def opened_sessions(agent: AgentPeer, number: int) -> list[Session]:
+    """So many, a hundred at once."""
+    found: list[Session] = []
+    for at in range(0, number, 100):
+        some = (agent.new_session(cwd="/") for _ in range(min(100, number - at)))
+        found += await asyncio.gather(*some)
+    return found
+
+
+async def sessions_opened(number: int) -> Spent:
     """So many sessions of one connection."""
     timer = Timer()
     async with joined(Talker(), limits=many(number)) as agent:
         with timer:
-            await asyncio.gather(*(agent.new_session(cwd="/") for _ in range(number)))
+            await opened_sessions(agent, number)
     return timer.spent
 
 
-async def sessions_at_once(number: int) -> float:
-    """A prompt of ten chunks on each of so many sessions of one connection, all at once."""
+async def sessions_in_turn(number: int) -> Spent:
+    """A prompt of a chunk on each of so many sessions of one connection, a hundred at once."""
     timer = Timer()
     async with joined(Talker(), limits=many(number)) as agent:
-        opened = await asyncio.gather(*(agent.new_session(cwd="/") for _ in range(number)))
+        left = iter(await opened_sessions(agent, number))
+
+        async def some() -> int:
+            return sum([await taken(session, "1") for session in left])
+
         with timer:
-            came = await asyncio.gather(*(taken(session, "10") for session in opened))
-        assert sum(came) == 10 * number
+            came = await asyncio.gather(*(some() for _ in range(min(100, number))))
+        assert sum(came) == number
     return timer.spent
 
 
-async def connections(number: int) -> float:
+async def sessions_at_once(number: int) -> Spent:
+    """The same, all at once."""
+    timer = Timer()
+    async with joined(Talker(), limits=many(number)) as agent:
+        sessions = await opened_sessions(agent, number)
+        with timer:
+            came = await asyncio.gather(*(taken(session, "1") for session in sessions))
+        assert sum(came) == number
+    return timer.spent
+
+
+async def connections(number: int) -> Spent:
     """So many connections in memory, both ends here: made, a prompt of ten chunks on each, closed."""
     timer = Timer()
     with timer:
@@ -223,7 +277,7 @@ for line in sys.stdin:
 """
 
 
-async def processes(number: int) -> float:
+async def processes(number: int) -> Spent:
     """So many agents in processes: started, a prompt of ten chunks on each, ended. Our side of it alone."""
     timer, few = Timer(), asyncio.Semaphore(16)
     command = [sys.executable, "-I", "-S", "-c", SMALL]
@@ -248,7 +302,7 @@ async def prompted(agents: Sequence[AgentPeer]) -> None:
     assert sum(came) == 10 * len(agents)
 
 
-async def view_of_text(number: int) -> float:
+async def view_of_text(number: int) -> Spent:
     """A view of one message of so many chunks, read once at the end."""
     chunk = v1.AgentMessageChunk(content=v1.TextContent(text=TEXT))
     view, timer = SessionView(), Timer()
@@ -260,7 +314,7 @@ async def view_of_text(number: int) -> float:
     return timer.spent
 
 
-async def view_of_calls(number: int) -> float:
+async def view_of_calls(number: int) -> Spent:
     """A view of so many tool calls, each with its end, and of a message behind each."""
     chunk, view, timer = (
         v1.AgentMessageChunk(content=v1.TextContent(text=TEXT)),
@@ -277,20 +331,20 @@ async def view_of_calls(number: int) -> float:
     return timer.spent
 
 
-def replay(store: str) -> Callable[[int], Awaitable[float]]:
-    async def once(number: int) -> float:
+def replay(store: str) -> Callable[[int], Awaitable[Spent]]:
+    async def once(number: int) -> Spent:
         """A whole history as frames."""
         async with opened(store) as journal:
             await fill(journal, "s", number)
             clock, link = await attach(journal, None, "s", Rider(from_offset=1))
             assert link.frames >= number
-        return clock.cpu
+        return Spent(clock.cpu)
 
     return once
 
 
-def attach_at_end(store: str) -> Callable[[int], Awaitable[float]]:
-    async def once(number: int) -> float:
+def attach_at_end(store: str) -> Callable[[int], Awaitable[Spent]]:
+    async def once(number: int) -> Spent:
         """Attach to the last ten records of so many."""
         async with opened(store) as journal:
             await fill(journal, "s", number)
@@ -299,12 +353,12 @@ def attach_at_end(store: str) -> Callable[[int], Awaitable[float]]:
                 clock, link = await attach(journal, None, "s", Rider(from_offset=number - 9))
                 assert link.frames == 11
                 laps.append(clock.cpu)
-        return min(laps)
+        return Spent(min(laps))
 
     return once
 
 
-async def load(number: int) -> float:
+async def load(number: int) -> Spent:
     """`session/load` of so many records of an agent with a journal on disk, view included."""
     timer = Timer()
     async with opened("sqlite") as journal:
@@ -317,7 +371,7 @@ async def load(number: int) -> float:
     return timer.spent
 
 
-async def subscribers(number: int) -> float:
+async def subscribers(number: int) -> Spent:
     """A thousand records to so many subscribers of a session of an agent, journal included."""
     records, timer = 2_000, Timer()
     async with opened("memory") as journal, subscribed(journal, number) as (writer, links):
@@ -356,7 +410,7 @@ async def subscribed(journal: Any, number: int) -> AsyncGenerator[tuple[Any, lis
         await writers.aclose()
 
 
-async def subscriptions(number: int) -> float:
+async def subscriptions(number: int) -> Spent:
     """A turn of a thousand chunks, seen by so many `session.updates()` of one client."""
     updates, timer = 1_000, Timer()
 
@@ -369,7 +423,9 @@ async def subscriptions(number: int) -> float:
                 break
         return count
 
-    async with joined(Talker()) as agent:
+    # All of them wait in the queues of one session.
+    limits = Limits(session_updates=1_000_000)
+    async with joined(Talker(), limits=limits) as agent:
         session = await agent.new_session(cwd="/")
         following = [asyncio.ensure_future(follow(session.updates())) for _ in range(number)]
         await asyncio.sleep(0)
@@ -395,11 +451,18 @@ CURVES: Final = (
     Curve("frame", "size of a frame", "byte", KIB_TO_16_MIB, frame),
     Curve("chunks", "chunks of a turn", "chunk", decades(1_000, 1_000_000), chunks),
     Curve("sessions-opened", "sessions", "session", decades(1, 10_000), sessions_opened),
-    Curve("sessions", "sessions prompted at once", "prompt", decades(1, 10_000), sessions_at_once),
+    Curve("sessions", "sessions, 100 at work", "prompt", decades(1, 10_000), sessions_in_turn),
+    Curve(
+        *("at-once", "sessions at work at once", "prompt", decades(1, 10_000), sessions_at_once),
+        alive=True,
+    ),
     Curve("connections", "connections in memory", "connection", decades(1, 500), connections),
     Curve("processes", "spawned agents", "agent", (1, 5, 15, 50, 150, 500), processes),
     Curve("view-text", "chunks in a view", "chunk", decades(1_000, 1_000_000), view_of_text),
-    Curve("view-calls", "tool calls in a view", "call", decades(1_000, 300_000), view_of_calls),
+    Curve(
+        *("view-calls", "tool calls in a view", "call", decades(1_000, 300_000), view_of_calls),
+        alive=True,
+    ),
     Curve("replay", "records replayed, SQLite", "record", HISTORY, replay("sqlite")),
     Curve("replay-memory", "records replayed, memory", "record", HISTORY, replay("memory")),
     Curve("load", "records of session/load", "record", HISTORY, load),
@@ -418,18 +481,20 @@ async def measured(curve: Curve, scale: float = 1.0, repetitions: int = REPETITI
         numbers.append(numbers[0] * 10)
     points: list[Point] = []
     for number in numbers:
-        least = math.inf
-        for _ in range(repetitions):
+        runs: list[Spent] = []
+        begin = time.monotonic()
+        for at in range(repetitions):
+            if at and time.monotonic() - begin > LONG:
+                break
             gc.collect()
-            spent = await curve.once(number)
-            least = min(least, spent)
-            tries = 1
+            runs.append(await curve.once(number))
+            spent, tries = runs[-1].cpu, 1
             while spent < LEAST and tries < 20:  # too short to be believed once
-                again = await curve.once(number)
-                least = min(least, again)
-                spent, tries = spent + again, tries + 1
-        total = max(least, 1e-9)
-        points.append(Point(number, total / number * 1e6))
+                runs.append(await curve.once(number))
+                spent, tries = spent + runs[-1].cpu, tries + 1
+        whole = min(run.cpu for run in runs)
+        own = min(run.cpu - run.collecting for run in runs) if curve.alive else whole
+        points.append(Point(number, whole / number * 1e6, own / number * 1e6))
     return Result(curve, points, exponent_of(points))
 
 
@@ -459,7 +524,7 @@ def as_json(results: Sequence[Result], note: str) -> dict[str, Any]:
                 "allowed": result.curve.exponent,
                 "exponent": round(result.exponent, 3),
                 "ok": result.ok,
-                "points": [[point.number, point.each] for point in result.points],
+                "points": [list(point) for point in result.points],
             }
             for result in results
         ],

@@ -14,6 +14,7 @@ import gc
 import json
 import logging
 import os
+import platform
 import secrets
 import signal
 import sys
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from antiphon import PromptTurn, Session, Update
 
-__all__ = ["Options", "Soak", "main"]
+__all__ = ["Options", "Soak", "as_json", "main"]
 
 MIB = 1 << 20
 #: Sessions that are at work at the same time, on all connections.
@@ -266,6 +267,23 @@ def growth(memory: Sequence[tuple[int, int]]) -> int:
     return late - early
 
 
+def as_json(run: Soak, seconds: float) -> dict[str, Any]:
+    """How memory went, at a tenth of the samples, for bench/report.py."""
+    memory, counts = run.counts.memory, run.counts
+    step = max(1, len(memory) // 10)
+    return {
+        "note": (
+            f"{counts.updates:,} updates in {seconds:.0f} s: {counts.sessions:,} sessions, "
+            f"{counts.prompts:,} prompts, {counts.cancelled:,} cancelled, {counts.left:,} left, "
+            f"{counts.kills} agents killed, {counts.closed} links closed; Python "
+            f"{platform.python_version()}"
+        ),
+        "memory": [[updates, rss / MIB] for updates, rss in memory[step - 1 :: step]],
+        "growth": run.growth() / MIB,
+        "bound": GROWTH / MIB,
+    }
+
+
 async def soak(options: Options) -> tuple[Soak, list[str]]:
     """Run it; what is wrong afterwards, one sentence each."""
     before = asyncio.all_tasks()
@@ -311,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", type=int, default=Options.agents)
     parser.add_argument("--deaths-every", type=int, default=Options.deaths_every)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--json", type=Path, help="write there how memory went")
     given = parser.parse_args(arguments)
     seed = secrets.randbits(32) if given.seed is None else given.seed
     options = Options(given.sessions, given.updates, given.agents, seed, given.deaths_every)
@@ -330,6 +349,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"memory {first:.1f} MiB at first, {last:.1f} MiB at last, "
         f"growth after the first tenth {run.growth() / MIB:.1f} MiB (bound {GROWTH / MIB:.0f})"
     )
+    if given.json is not None:
+        given.json.write_text(json.dumps(as_json(run, seconds)) + "\n", encoding="utf-8")
     for sentence in wrong:
         print(f"WRONG: {sentence}")
     if not wrong:

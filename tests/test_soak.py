@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from bench import soak as program
-from bench.soak import MIB, Options, Soak, growth, soak
+from bench.soak import MIB, Options, Soak, as_json, growth, soak
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,3 +85,15 @@ def test_growth_is_measured_from_the_first_tenth_to_the_last_half() -> None:
     assert growth(flat) == 0
     assert growth(rising) == 199 - 109
     assert growth([]) == 0
+
+
+async def test_memory_is_told_ten_times_for_the_page_of_figures() -> None:
+    run = Soak(SMALL)
+    run.counts.memory = [(n, n * MIB) for n in range(1, 101)]
+
+    told = as_json(run, 1.5)
+
+    assert told["memory"] == [[n, float(n)] for n in range(10, 101, 10)]
+    assert told["growth"] == 90.0
+    assert told["bound"] == 20.0
+    assert "0 updates in 2 s" in told["note"]

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from bench import scaling as program
-from bench.scaling import CURVES, MARGIN, Curve, Point, Result, exponent_of, main, measured
+from bench.scaling import (
+    CURVES,
+    MARGIN,
+    Curve,
+    Point,
+    Result,
+    Spent,
+    exponent_of,
+    main,
+    measured,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +26,8 @@ NUMBERS = (10, 100, 1_000, 10_000)
 
 
 def points_of(exponent: float, fixed: float = 0.0) -> list[Point]:
-    return [Point(n, (fixed + n**exponent) / n) for n in NUMBERS]
+    each = [(fixed + n**exponent) / n for n in NUMBERS]
+    return [Point(n, cost, cost) for n, cost in zip(NUMBERS, each, strict=True)]
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 1.1, 2.0])
@@ -32,12 +43,12 @@ def test_what_costs_something_however_few_there_are_does_not_hide_a_square() -> 
 
 def test_a_slope_takes_two_numbers() -> None:
     with pytest.raises(ValueError, match="two different numbers"):
-        exponent_of([Point(5, 1.0), Point(5, 2.0)])
+        exponent_of([Point(5, 1.0, 1.0), Point(5, 2.0, 2.0)])
 
 
 def once_of(exponent: float) -> Curve:
-    async def once(number: int) -> float:
-        return 1e-6 * float(number**exponent)
+    async def once(number: int) -> Spent:
+        return Spent(1e-6 * float(number**exponent))
 
     return Curve("made-up", "made up", "item", NUMBERS, once)
 
@@ -45,13 +56,29 @@ def once_of(exponent: float) -> Curve:
 async def test_the_least_of_several_repetitions_counts() -> None:
     calls = [0]
 
-    async def once(number: int) -> float:
+    async def once(number: int) -> Spent:
         calls[0] += 1
-        return number * (1e-3 if calls[0] % 2 else 5e-3)
+        return Spent(number * (1e-3 if calls[0] % 2 else 5e-3))
 
     result = await measured(Curve("made-up", "", "item", (100, 1_000), once))
 
     assert [round(point.each) for point in result.points] == [1_000, 1_000]
+
+
+async def test_the_collector_counts_unless_all_is_alive_at_once() -> None:
+    async def once(number: int) -> Spent:
+        collecting = 1e-6 * float(number**2)
+        return Spent(1e-6 * number + collecting, collecting)
+
+    part, whole = [
+        await measured(Curve("made-up", "", "item", NUMBERS, once, alive=alive))
+        for alive in (False, True)
+    ]
+
+    assert not part.ok
+    assert whole.ok
+    # What is shown is the whole cost.
+    assert part.points[-1].each == whole.points[-1].each
 
 
 async def test_a_curve_may_be_linear_and_not_more() -> None:
@@ -78,8 +105,8 @@ def test_a_curve_that_is_no_line_is_measured_again_and_is_the_exit_status(
     assert main(arguments) == 0
     told = json.loads(path.read_text("utf-8"))
     assert [curve["name"] for curve in told["curves"]] == ["made-up"]
-    number, each = told["curves"][0]["points"][-1]
-    assert (number, round(each, 6)) == (10_000, 1.0)
+    number, each, own = told["curves"][0]["points"][-1]
+    assert (number, round(each, 6), own) == (10_000, 1.0, each)
 
     monkeypatch.setattr(program, "CURVES", (once_of(2.0),))
     assert main(arguments) == 1
@@ -92,4 +119,4 @@ def test_a_curve_that_is_no_line_is_measured_again_and_is_the_exit_status(
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
 async def test_each_curve_runs(curve: Curve) -> None:
     # Its own assertions count what came; how long it took says nothing here.
-    assert await curve.once(max(20, curve.numbers[0])) > 0
+    assert (await curve.once(max(20, curve.numbers[0]))).cpu > 0
