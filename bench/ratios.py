@@ -246,7 +246,8 @@ def as_json(notes: Sequence[str], found: Sequence[Row]) -> dict[str, Any]:
 
 def row_of(told: Mapping[str, Any]) -> Row:
     """A row of what `as_json` made."""
-    return Row(**{**told, "target": Target(**told["target"])})
+    members: dict[str, Any] = {**told, "target": Target(**told["target"])}
+    return Row(**members)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

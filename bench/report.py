@@ -57,11 +57,11 @@ def scaling(told: Any) -> str:
 
 def lag(told: Any) -> str:
     """How late a ticker came while the loop had something to do."""
-    lines = ["| while | worst ms | p99 ms | bound ms |", "|---|--:|--:|--:|"]
-    for row in told["rows"]:
-        cells = [row["case"], *(shown(row.get(key)) for key in ("worst_ms", "p99_ms", "bound_ms"))]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n\n".join([told["note"], "\n".join(lines)])
+    lines = ["| while | seconds | median ms | p99 ms | worst ms | bound ms |", "|---|" + "--:|" * 5]
+    for case in told["cases"]:
+        figures = (case[key] for key in ("seconds", "median", "p99", "worst", "bound"))
+        lines.append("| " + " | ".join([case["case"], *map(shown, figures)]) + " |")
+    return "\n\n".join([f"Python {told['python']}", "\n".join(lines)])
 
 
 def journal(told: Any) -> str:

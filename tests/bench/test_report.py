@@ -60,8 +60,18 @@ TOLD: dict[str, Any] = {
         ],
     },
     "lag": {
-        "note": "a machine",
-        "rows": [{"case": "a large frame", "worst_ms": 7.25, "p99_ms": 1.0, "bound_ms": 25}],
+        "python": "3.11.7",
+        "cases": [
+            {
+                "case": "a large frame",
+                "seconds": 1.5,
+                "ticks": 150,
+                "median": 0.1,
+                "p99": 1.0,
+                "worst": 7.25,
+                "bound": 25.0,
+            }
+        ],
     },
     "journal": {
         "sqlite": [["append", "1 session", 3.9, "us CPU each"], ["idle", "", 0.5, "KiB"]],
@@ -97,7 +107,7 @@ def test_a_text_without_a_place_and_a_marker_without_an_end_are_refused() -> Non
         ("ratios", "1 of 2 targets are met."),
         ("scaling", "| chunks of a turn | 1,000 | 1,000,000 | 2.28 → 0.012 | 1.00 | 1.15 |"),
         ("scaling", "| history | 1,000 | 100,000 | 200 → 200 in all | 0.01 | 0.15 |"),
-        ("lag", "| a large frame | 7.25 | 1.00 | 25.0 |"),
+        ("lag", "| a large frame | 1.50 | 0.10 | 1.00 | 7.25 | 25.0 |"),
         ("journal", "| append | 1 session | us CPU each | 3.90 | 1.00 |"),
         ("journal", "| idle |  | KiB | 0.50 |  |"),
         ("stations", "| a chunk | cut | 0.089 |"),
