@@ -520,13 +520,13 @@ async def test_however_often_it_is_closed_it_is_cleaned_up_once() -> None:
 # ---------------------------------------------------------------- Inv-14, Inv-15: odd frames between good ones
 
 
-def takes_any_id(_original: Any, self: Protocol, id_: bytes) -> bool:
-    self.requests.pop(id_, None)
-    return False
+def takes_any_id(_original: Any, self: Protocol, id_: bytes, request: Any) -> bool:
+    self.requests[id_] = request
+    return True
 
 
 @pytest.mark.covers("Inv-14")
-@controlled(takes_any_id=changed(Protocol, "is_open", takes_any_id))
+@controlled(takes_any_id=changed(Protocol, "open", takes_any_id))
 async def test_a_second_request_with_an_id_in_flight_is_ignored_entirely() -> None:
     agent = Serves()
     async with raw_client(agent) as raw:

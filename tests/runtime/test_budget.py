@@ -71,14 +71,13 @@ async def test_a_call_whose_caller_gave_up_keeps_no_reading_alive() -> None:
         link.side.queue_updates = True
         call = FutureCall("x/y", asyncio.get_running_loop().create_future())
         link.connection.open_call(call, None, BOUND)
-        timer = call.timer
-        assert timer is not None
+        assert call.patience == BOUND
 
         link.connection.abandon(call)
         link.peer.send(*[update(100)] * 12)
         await turns(2)
 
-        assert timer.cancelled()
+        assert call.patience is None
         assert link.transport.reading == ["pause"]
         link.connection.release(1200)
 

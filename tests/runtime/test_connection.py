@@ -298,7 +298,7 @@ async def test_the_end_fails_every_call_within_one_turn_and_later_ones_at_once(h
         errors = [call.future.exception() for call in calls]
         assert all(isinstance(error, ConnectionClosed) for error in errors)
         assert len(set(map(id, errors))) == 3  # each has its own traceback
-        assert all(call.timer is None for call in calls)
+        assert all(call.patience is None for call in calls)
         with pytest.raises(ConnectionClosed):
             await link.connection.request("x/y", None, BOUND)
         with pytest.raises(ConnectionClosed):

@@ -191,15 +191,13 @@ async def test_the_answer_stops_the_clock() -> None:
     async with linked("client") as link:
         call = FutureCall("x/y", asyncio.get_running_loop().create_future())
         link.connection.open_call(call, None, BOUND)
-        timer = call.timer
-        assert timer is not None
+        assert call.patience == BOUND
         await link.peer.messages(1)
 
         link.peer.respond(1, "answered")
         await bounded(call.future)
 
-        assert timer.cancelled()
-        assert call.timer is None
+        assert call.patience is None
 
 
 async def test_abandoning_an_answered_call_is_harmless() -> None:

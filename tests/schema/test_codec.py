@@ -32,6 +32,7 @@ from antiphon.schema import (
     encode,
     encode_checked,
     loads,
+    params_decoder,
     refuse_non_finite,
     v1,
     v1_unstable,
@@ -499,6 +500,29 @@ def test_users_own_types_are_mended_too() -> None:
         "s": ["\ufffd"],
         "u": {"a": 1},
     }
+
+
+@pytest.mark.parametrize(
+    "kind", [v1.ListSessionsRequest, v1.PromptRequest, v1.CancelNotification, Any]
+)
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *(None, b"null", b" null ", b"null" + b" " * 20, b"{}", b"[]", b"1", b'{"sessionId":"s"}'),
+        *(b'{"sessionId":"s","prompt":[]}', b'{"sessionId":"s","prompt":[{"type":"new"}]}'),
+        *(b'{"sessionId":7,"prompt":[]}', b'{"cwd":5,"cursor":null,"more":[1,2,3]}'),
+        *(b'{"sessionId":"\\ud800 s","prompt":[]}', b"[" * 5000, b'{"sessionId":"s",,,,,,,,}'),
+    ],
+)
+def test_a_decoder_made_for_params_does_what_decoding_params_does(kind: Any, raw: Any) -> None:
+    def outcome(decode: Callable[[], Any]) -> tuple[Any, str]:
+        try:
+            return decode(), ""
+        except (msgspec.DecodeError, RecursionError) as error:
+            return type(error), str(error)
+
+    made = params_decoder(kind)
+    assert outcome(lambda: made(raw)) == outcome(lambda: decode_params(kind, raw))
 
 
 # --- encoding: what JSON has no word for

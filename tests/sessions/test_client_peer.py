@@ -327,6 +327,35 @@ async def test_a_malformed_answer_is_the_client_s_fault_and_an_error_its_answer(
         await ended(agent, raw)
 
 
+async def test_what_was_asked_before_is_gated_and_read_as_at_the_first_time() -> None:
+    """A second question of a kind goes a shorter way."""
+
+    class Own(v1.ReadTextFileRequest):
+        """As a user's own class."""
+
+    async def act(turn: Turn) -> None:
+        for kind in (v1.ReadTextFileRequest, Own, v1.ReadTextFileRequest):
+            params = kind(session_id=turn.session_id, path="/a")
+            assert await turn.peer.request(params) == v1.ReadTextFileResponse(content="1")
+            with pytest.raises(
+                RemoteProtocolError, match=r"fs/read_text_file is malformed.*content"
+            ):
+                await turn.peer.request(params)
+            assert (await turn.peer.request(params)).content == "\ufffd"
+            for _ in range(2):
+                with pytest.raises(CapabilityError, match="writeTextFile"):
+                    await turn.write_text_file("/a", "x")
+
+    agent = Asking(act)
+    async with raw_client(agent, capabilities={"fs": {"readTextFile": True}}) as raw:
+        await started(raw)
+        answers = [b'{"content":"1"}', b'{"content":1}', b'{"content":"\\ud800"}'] * 3
+        for number, answer in enumerate(answers, 1):
+            asked = await raw.wait("fs/read_text_file", number)
+            raw.send(b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (asked["id"], answer))
+        await ended(agent, raw)
+
+
 async def test_patience_is_that_of_the_limits_unless_the_caller_says() -> None:
     look = v1.TerminalOutputRequest(session_id="s", terminal_id="t")
     wait = v1.WaitForTerminalExitRequest(session_id="s", terminal_id="t")

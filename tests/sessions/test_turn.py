@@ -547,6 +547,34 @@ async def test_a_question_that_is_open_at_cancellation_is_withdrawn_on_the_wire(
         assert session.told() == ["goes on"]
 
 
+@pytest.mark.parametrize("answered", [(), (0,), (1,), (0, 1), (2, 0), (0, 1, 2)])
+async def test_of_questions_asked_at_once_those_that_are_open_are_withdrawn(
+    answered: tuple[int, ...],
+) -> None:
+    answers: dict[int, bool] = {}
+
+    async def ask(turn: Turn, number: int) -> None:
+        answers[number] = bool(await turn.ask_permission(f"{number}?"))
+
+    async def act(turn: Turn) -> None:
+        await asyncio.gather(*(ask(turn, number) for number in range(3)))
+        await turn.wait_cancelled()
+        await ask(turn, 3)
+
+    async with prompted(act) as session:
+        raw = session.raw
+        questions = [await raw.wait("session/request_permission", n + 1) for n in range(3)]
+        for number in answered:
+            chosen = {"outcome": {"outcome": "selected", "optionId": "allow_once"}}
+            raw.answer(questions[number], chosen)
+        await raw.round_trip()
+        raw.send(session.cancel())
+        assert await session.reason() == "cancelled"
+        assert answers == {number: number in answered for number in range(4)}
+        withdrawn = {frame["params"]["requestId"] for frame in raw.sent("$/cancel_request")}
+        assert withdrawn == {q["id"] for n, q in enumerate(questions) if n not in answered}
+
+
 @pytest.mark.covers("R1-103")
 @pytest.mark.parametrize("end", ["returns", "raises", "is cancelled"])
 async def test_a_question_of_a_task_that_the_turn_does_not_wait_for_ends_with_it(end: str) -> None:

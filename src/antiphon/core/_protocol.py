@@ -511,7 +511,8 @@ class Protocol:
         id_ = b"%d" % self._last_id
         head = b'{"jsonrpc":"2.0","id":' + id_ + b',"method":' + _name(method)
         frame = head + b"}" if params is None else head + b',"params":' + params + b"}"
-        self._check(frame)
+        if len(frame) > self.limits.frame_bytes:
+            self._check(frame)
         self.calls[id_] = call
         return id_, frame
 

@@ -107,5 +107,7 @@ class Context:
         """
         if self.call is None or self.call.followed:
             self.connection.run_soon(act)
+        elif self.call.after is None:
+            self.call.after = [act]
         else:
             self.call.after.append(act)

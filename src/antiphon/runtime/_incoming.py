@@ -79,7 +79,8 @@ class InboundCall:
         #: Set from `ctx.defer()` until the reply.
         self.deferred: Obligation | None = None
         self.task: asyncio.Task[None] | None = None
-        self.after: list[Callable[[], object]] = []
+        #: What is to follow its answer, if anything.
+        self.after: list[Callable[[], object]] | None = None
 
 
 class Incoming:
@@ -120,24 +121,22 @@ class Incoming:
     def request_received(self, event: RequestEvent, rx_seq: int) -> None:
         """Check it and start its handler, or answer at once with what is wrong with it."""
         id_, method = event.id, event.method
-        if self._protocol.is_open(id_):
+        call = InboundCall(id_, method, rx_seq)
+        if not self._protocol.open(id_, call):
             # Answering would give that id two responses, whatever else is wrong with the second.
             self._connection.emit(
                 "duplicate_inflight_id", id=shown_id(id_), method=shown_text(method)
             )
             return
-        call = InboundCall(id_, method, rx_seq)
         try:
             self._accept(event, call)
         except ENDING:
             raise
         except BaseException as error:  # noqa: BLE001  (the boundary)
-            # If it was not open yet, it is now: it gets its one answer like any other.
-            self._protocol.open(id_, call)
             self._answer_error(call, error)
 
     def _accept(self, event: RequestEvent, call: InboundCall) -> None:
-        """Check a request and start its handler; raises what it is refused with."""
+        """Check a request that is open and start its handler; raises what it is refused with."""
         connection, method = self._connection, event.method
         if connection.initialized:
             if method == "initialize":
@@ -145,7 +144,7 @@ class Incoming:
         elif method != "initialize":
             raise InvalidRequest({"method": method, "reason": "initialize required"})
         limits, writer, size = self._limits, self._writer, len(event.frame)
-        if len(self._protocol.requests) >= limits.inbound_requests:
+        if len(self._protocol.requests) > limits.inbound_requests:
             raise self._busy(call, "inbound_requests")
         if self._bytes + size > limits.inbound_bytes and self._bytes:
             raise self._busy(call, "inbound_bytes")
@@ -160,7 +159,6 @@ class Incoming:
             raise InvalidParams("nested too deeply") from None
         except ValueError as error:  # msgspec's are among them; their text names the field
             raise InvalidParams(str(error)) from error
-        self._protocol.open(call.id, call)
         context = self._router.context(method, event.params, params, call)
         if route.accept is not None:
             params = route.accept(params, context)
@@ -235,7 +233,7 @@ class Incoming:
             if call.method == "initialize":
                 self._handshake_handled(succeeded=succeeded)
         if succeeded:
-            for act in call.after:
+            for act in call.after or ():
                 self._connection.run_soon(act)
             call.followed = True
 

@@ -18,6 +18,7 @@ from antiphon._errors import (
     RemoteProtocolError,
     RequestTimeout,
 )
+from antiphon.runtime._deadlines import Deadlines
 from antiphon.runtime._telemetry import shown_id, shown_text
 
 if TYPE_CHECKING:
@@ -34,21 +35,24 @@ log = logging.getLogger("antiphon.connection")
 class OutboundCall:
     """A request of ours that waits for its answer; subclasses say what happens with it.
 
+    Compared by what it is, never by value.
+
     Attributes:
         method: wire name.
         blocking: whether somebody may be waiting for exactly this answer. While such a call is open,
             reading goes on past a spent budget (DESIGN §4.5). False for an open turn.
+        patience: the seconds after which it times out, None once it does not.
         way: what its frames are sent with, None for the connection's own `send`.
     """
 
-    __slots__ = ("blocking", "id", "method", "timer", "way")
+    __slots__ = ("blocking", "id", "method", "patience", "way")
 
     def __init__(self, method: str, *, blocking: bool = True) -> None:
         self.method = method
         self.blocking = blocking
         self.id = b""
         self.way: Callable[[bytes], None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+        self.patience: float | None = None
 
     def answered(self, result: Any, error: Exception | None) -> None:
         """Called once, in the reader: with the raw result, or with why there is none."""
@@ -65,7 +69,12 @@ class FutureCall(OutboundCall):
     __slots__ = ("future",)
 
     def __init__(self, method: str, future: asyncio.Future[Any]) -> None:
-        super().__init__(method)
+        # One is made for each question: not by way of the base's.
+        self.method = method
+        self.blocking = True
+        self.id = b""
+        self.way = None
+        self.patience = None
         self.future = future
 
     def answered(self, result: Any, error: Exception | None) -> None:
@@ -87,6 +96,9 @@ class Outgoing:
         self._protocol = connection.protocol
         self._limits = connection.limits
         self._send = connection.send
+        #: What waits for the answers that may yet come for calls that were given up.
+        self._lingering: set[OutboundCall] = set()
+        self._deadlines = Deadlines(connection.loop, self._expired)
         #: The peer sends nothing more, so no answer either.
         self.input_ended = False
 
@@ -123,9 +135,11 @@ class Outgoing:
             raise LimitExceeded("unsent_bytes", self._limits.unsent_bytes, unsent)
         call.id, frame = self._protocol.request(call.method, params, call)
         if timeout is not None:
-            call.timer = self._loop.call_later(timeout, self._timed_out, call, timeout)
+            self._deadlines.put(call, timeout)
         if call.blocking:
-            connection.blocking_call_opened()
+            connection.blocking_calls += 1
+            if connection.reading_paused:
+                connection.check_budget()
         if send is not None:
             call.way = send
             send(frame)
@@ -199,7 +213,8 @@ class Outgoing:
         """Let `late` have the answer that may yet come for an abandoned call, or its absence."""
         late.id = call.id
         self._protocol.calls[late.id] = late
-        late.timer = self._loop.call_later(seconds, self._given_up, late, seconds)
+        self._lingering.add(late)
+        self._deadlines.put(late, seconds)
 
     def _check_open(self, method: str) -> None:
         if self._connection.lost is not None:
@@ -212,24 +227,27 @@ class Outgoing:
 
     def answered(self, event: ResponseEvent) -> None:
         """The peer's answer."""
-        error = event.error
+        error, call = event.error, event.call
         if error is not None and isinstance(error, (RemoteProtocolError, LimitExceeded)):
             self._connection.emit(
-                "malformed_response", id=shown_id(event.call.id), reason=shown_text(str(error))
+                "malformed_response", id=shown_id(call.id), reason=shown_text(str(error))
             )
-        self._settle(event.call, event.result, error)
+        self._over(call)
+        call.answered(event.result, error)
 
-    def _timed_out(self, call: OutboundCall, seconds: float) -> None:
-        if self._protocol.calls.get(call.id) is call:
+    def _expired(self, call: OutboundCall, seconds: float) -> None:
+        if self._protocol.calls.get(call.id) is not call:
+            return
+        if call in self._lingering:  # the peer was told when it was given up
+            del self._protocol.calls[call.id]
+            self._settle(call, None, RequestTimeout(call.method, seconds))
+        else:
             self._connection.emit("call_timed_out", method=call.method, seconds=seconds)
             self.fail(call, RequestTimeout(call.method, seconds))
 
-    def _given_up(self, late: OutboundCall, seconds: float) -> None:
-        if self._protocol.calls.pop(late.id, None) is not None:
-            self._settle(late, None, RequestTimeout(late.method, seconds))
-
     def fail_all(self, calls: list[OutboundCall]) -> None:
         """The link is gone: fail what was open, each call with an exception of its own."""
+        self._deadlines.close()
         for call in calls:
             try:
                 self._settle(call, None, self._connection.lost_error())
@@ -270,9 +288,10 @@ class Outgoing:
         call.answered(result, error)
 
     def _over(self, call: OutboundCall) -> None:
-        if call.timer is not None:
-            call.timer.cancel()
-            call.timer = None
+        if call.patience is not None:
+            self._deadlines.take(call)
+        if self._lingering:
+            self._lingering.discard(call)
         if call.blocking:
             self._connection.blocking_call_over()
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         encode_checked,
         json_depth_exceeds,
         loads,
+        params_decoder,
         refuse_non_finite,
         repair_text,
     )
@@ -53,6 +54,7 @@ __all__ = [
     "encode_checked",
     "json_depth_exceeds",
     "loads",
+    "params_decoder",
     "refuse_non_finite",
     "repair_text",
     "variants",

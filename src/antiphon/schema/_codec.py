@@ -51,6 +51,7 @@ __all__ = [
     "encode_checked",
     "json_depth_exceeds",
     "loads",
+    "params_decoder",
     "refuse_non_finite",
     "repair_text",
 ]
@@ -59,6 +60,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("antiphon.schema")
 
+#: A text of as many bytes is not taken for null, however much white space is around it.
+_NULL_BYTES = 16
 _TOO_DEEP = "JSON nests too deeply"
 _CIRCULAR = "the value contains itself or nests too deeply for JSON"
 
@@ -130,6 +133,21 @@ def decode_params(kind: Any, raw: Frame | None) -> Any:
         return _logged(kind, _decode_forgiving(kind, data))
 
 
+def params_decoder(kind: Any) -> Callable[[Frame | None], Any]:
+    """`decode_params` of one kind, for a path that is taken often."""
+    strict = decoder(kind)
+
+    def decode_raw(raw: Frame | None) -> Any:
+        if raw is not None and len(raw) >= _NULL_BYTES:
+            try:
+                return strict(raw)
+            except (msgspec.DecodeError, RecursionError):
+                pass
+        return decode_params(kind, raw)
+
+    return decode_raw
+
+
 @overload
 def decode_result(kind: type[T], raw: Frame | None) -> T: ...
 @overload
@@ -196,7 +214,7 @@ class _TooDeep(msgspec.DecodeError):
 
 def _given(kind: Any, raw: Frame | None) -> Frame:
     """What to decode: `{}` for None and null, unless anything goes."""
-    if raw is None or (len(raw) < 16 and bytes(raw).strip() == b"null"):
+    if raw is None or (len(raw) < _NULL_BYTES and bytes(raw).strip() == b"null"):
         return b"null" if kind is Any else b"{}"
     return raw
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -26,8 +25,8 @@ from antiphon.schema import (
     UNSET,
     UnsetType,
     decode,
-    decode_params,
     encode_checked,
+    params_decoder,
     v1,
     v1_unstable,
 )
@@ -92,7 +91,13 @@ class AgentContext(Context):
         call: InboundCall | None,
         peer: ClientPeer,
     ) -> None:
-        super().__init__(connection, method, session_id, raw, call)
+        # One is made for each prompt: not by way of the base's.
+        self.connection = connection
+        self.method = method
+        self.session_id = session_id
+        self.raw_params = raw
+        self.call = call
+        self.rx_seq = 0 if call is None else call.rx_seq
         self.peer = peer
 
     @property
@@ -134,7 +139,7 @@ class AgentRouter(SideRouter):
         self._agent = agent
         self._auth_methods: Sequence[Any] = ()
         self._cancel = NoticeRoute(
-            partial(decode_params, v1_unstable.CancelNotification),
+            params_decoder(v1_unstable.CancelNotification),
             immediate=self._cancel_received,
         )
         self._special: Mapping[str, Callable[[RequestRoute], RequestRoute]] = {
@@ -392,20 +397,24 @@ class AgentRouter(SideRouter):
     def _accept_prompt(self, params: v1_unstable.PromptRequest, context: AgentContext) -> Turn:
         """In the reader: a cancel right behind the prompt must find the turn (field fault 25)."""
         session = self._peer.session_of(params.session_id)
-        missing = missing_capability(params.prompt, self._offered)
-        if missing is not None:
-            raise InvalidParams({"reason": "unsupported content", "capability": missing})  # R1-80
+        for block in params.prompt:
+            if block.__class__ is not _TEXT:  # which every agent takes
+                missing = missing_capability(params.prompt, self._offered)
+                if missing is None:
+                    break
+                reason = {"reason": "unsupported content", "capability": missing}
+                raise InvalidParams(reason)  # R1-80
         turn = Turn(session, params, context.raw_params, context.call)
-        session.fire(Event.PROMPT, turn)
+        session.fire(_PROMPT, turn)
         return turn
 
     async def _run_turn(self, turn: Turn, context: AgentContext) -> v1.PromptResponse:
         """Run the handler and wait for the subtasks; the response is sent in the same step as it ends."""
         session = turn.session
         # Two steps that ask nothing of the session: they need not go through it.
-        step = session.states.fire
+        states = session.states
         try:
-            if _RUN in step(_BEGIN, turn).effects:
+            if _RUN in states.fire(_BEGIN, turn).effects:
                 try:
                     result = await self._agent.prompt(turn)
                 except asyncio.CancelledError:
@@ -416,7 +425,7 @@ class AgentRouter(SideRouter):
                 except BaseException as error:  # noqa: BLE001  (answered at the connection's boundary)
                     self._handler_failed(turn, error)
                 else:
-                    if _KEEP in step(_RESULT, turn).effects:
+                    if _KEEP in states.fire(_RESULT, turn).effects:
                         turn.result = result
             if turn.subtasks:
                 await turn.finish()
@@ -459,8 +468,9 @@ class AgentRouter(SideRouter):
 
 
 # Taken for each prompt; Python 3.11 takes its time to find a member of an enumeration.
-_BEGIN, _RESULT, _DRAINED = Event.BEGIN, Event.RESULT, Event.DRAINED
+_PROMPT, _BEGIN, _RESULT, _DRAINED = Event.PROMPT, Event.BEGIN, Event.RESULT, Event.DRAINED
 _RUN, _KEEP, _ANSWER = Effect.RUN, Effect.KEEP, Effect.ANSWER
+_TEXT = v1.TextContent
 #: What a turn is answered with whose handler returned None: the same each time.
 _ENDED = v1.PromptResponse(stop_reason="end_turn")
 _ENDED_RAW = encode_checked(_ENDED)

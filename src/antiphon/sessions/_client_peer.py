@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from antiphon._calls import ClientCalls
 from antiphon._errors import (
@@ -10,11 +13,12 @@ from antiphon._errors import (
     ResourceNotFound,
 )
 from antiphon.runtime import Connection, FutureCall
-from antiphon.schema import UNSET, UnsetType, encode_checked, v1, v1_unstable
+from antiphon.schema import UNSET, UnsetType, decoder, encode_checked, v1, v1_unstable
 from antiphon.sessions._agent_router import AgentHandlersLike, AgentRouter
 from antiphon.sessions._agent_session import AgentSession
 from antiphon.sessions._methods import (
     allowed_by,
+    default_timeout,
     or_none,
     read_result,
     table,
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 
     from antiphon.core import Limits
     from antiphon.runtime import TelemetryEvent
+    from antiphon.schema import Method
     from antiphon.sessions._durability import Durability
     from antiphon.sessions._durable_link import DurableLink
     from antiphon.transports import Transport
@@ -67,6 +72,8 @@ class ClientPeer(Peer, ClientCalls):
         self.transport = transport
         self._params: v1_unstable.InitializeRequest | None = None
         self.tree = {}
+        #: What can be asked, by the class of its parameters, as far as it was asked before.
+        self._known: dict[type[Any], _Known] = {}
         self._router = router = _router(self, agent, durability)
         self.connection = Connection(
             transport, "agent", router, limits=limits, record=record, telemetry=telemetry
@@ -110,16 +117,27 @@ class ClientPeer(Peer, ClientCalls):
 
     def open_request(self, params: Any, timeout: float | None | UnsetType) -> FutureCall:
         """Send a request; its raw result is the call's future."""
-        row = self._row_of(params, "request")
-        call = FutureCall(row.name, self.connection.create_future())
+        known = self._known.get(params.__class__) or self._find(params)
+        connection = self.connection
+        call = FutureCall(known.name, connection.loop.create_future())
         durable = self._durable_of(params)
-        self.connection.open_call(
+        connection.open_call(
             call,
             encode_checked(params),
-            self._timeout(row.name, timeout),
+            known.timeout if timeout is UNSET else timeout,
             None if durable is None else durable.send_behind,
         )
         return call
+
+    def _find(self, params: Any) -> _Known:
+        """The method of these parameters; raises where the client did not offer it."""
+        row = self._row_of(params, "request")
+        known = _Known(row, default_timeout(self.connection.limits, row.name))
+        # Which gate it has depends on the class alone, and what the client offers does not change.
+        # A user's own class is not remembered: there is no bound on them.
+        if row.params is params.__class__ and self._params is not None:
+            self._known[row.params] = known
+        return known
 
     def _durable_of(self, params: Any) -> DurableLink | None:
         session = self.sessions.get(getattr(params, "session_id", ""))
@@ -127,15 +145,29 @@ class ClientPeer(Peer, ClientCalls):
 
     def result_of(self, params: Any, raw: Any) -> Any:
         """The typed result of a request with these parameters."""
+        known = self._known.get(params.__class__)
+        if known is not None:
+            try:
+                return known.read(raw)
+            except (msgspec.DecodeError, RecursionError):
+                pass  # to be looked at
         row = table().row_of(params, "request", "client")
         return read_result(row.name, row.result, raw)
 
-    async def _request(self, params: Any, timeout: float | None | UnsetType) -> Any:
+    async def ask(self, params: Any, timeout: float | None | UnsetType = UNSET) -> Any:
+        """Send a request behind what was told before, and wait for its typed result."""
         durable = self._durable_of(params)
         if durable is not None:
             await durable.settled()
         call = self.open_request(params, timeout)
-        return self.result_of(params, await self.connection.answer_to(call))
+        try:
+            raw = await call.future
+        except CancelledError:
+            self.connection.abandon(call)
+            raise
+        return self.result_of(params, raw)
+
+    _request = ask
 
     async def _notify(self, params: Any) -> None:
         row = self._row_of(params, "notification")
@@ -160,6 +192,7 @@ class ClientPeer(Peer, ClientCalls):
     def client_known(self, params: v1_unstable.InitializeRequest) -> None:
         """Take note of what the client said about itself."""
         self._params = params
+        self._known.clear()
         self.tree = tree_of(params.client_capabilities) or {}
 
     def session_of(self, session_id: str) -> AgentSession:
@@ -196,6 +229,18 @@ class ClientPeer(Peer, ClientCalls):
         if allowed_by(self.tree, "session.configOptions.boolean"):
             return list(options)
         return [o for o in options if tag_of(o) != "boolean"]
+
+
+class _Known:
+    """A method of the client that may be called."""
+
+    __slots__ = ("name", "read", "timeout")
+
+    def __init__(self, row: Method, timeout: float | None) -> None:
+        self.name = row.name
+        self.timeout = timeout
+        #: Gives the typed result if nothing is wrong with it.
+        self.read = decoder(row.result)
 
 
 def _router(

@@ -8,11 +8,10 @@ beyond calling their handlers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from antiphon.runtime import NoticeRoute, RequestRoute, deferrable
-from antiphon.schema import decode_params
+from antiphon.schema import params_decoder
 from antiphon.sessions._extension import extension_routes
 from antiphon.sessions._methods import allowed_by, encode_result_of, table
 
@@ -71,7 +70,7 @@ class SideRouter:
         if row is not None and handler is not None:
             # What a side does with a result it does with one that comes later, too.
             plain = RequestRoute(
-                partial(decode_params, row.params), deferrable(handler), encode_result_of(row)
+                params_decoder(row.params), deferrable(handler), encode_result_of(row)
             )
             route = self._routes[method] = self._served(method, plain)
         return route
@@ -83,7 +82,7 @@ class SideRouter:
         handler = None if row is None else self._handler_of(row)
         if row is None or handler is None:
             return None
-        return NoticeRoute(partial(decode_params, row.params), handle=handler)
+        return NoticeRoute(params_decoder(row.params), handle=handler)
 
     def _served(self, method: str, route: RequestRoute) -> RequestRoute:
         """What serving this method means beyond calling its handler."""

@@ -141,7 +141,7 @@ class Terminal:
             peer.connection.linger(call, _LateCreate(self), _LATE_ANSWER)
             raise
         self.id = peer.result_of(self._params, raw).terminal_id
-        turn.commands.add(self)
+        turn.command_entered(self)
         if turn.cancelled and not was_cancelled:
             self.kill_soon()
         if self._timeout is not None:
@@ -163,7 +163,7 @@ class Terminal:
         # R1-116: released whatever happened. A task that is being cancelled still gets the frame out;
         # waiting for the answer is cut short by the cancellation itself, and that alone: a
         # `$/cancel_request` could stop the release.
-        self._turn.commands.discard(self)
+        self._turn.command_left(self)
         self._disarm()
         if not self._watchers:
             self._forget_exit()

@@ -46,6 +46,8 @@ Location: TypeAlias = Path | tuple[Path, int] | v1.ToolCallLocation
 PlanItem: TypeAlias = "str | tuple[str, str] | tuple[str, str, str] | v1.PlanEntry"
 
 _ALLOWING = ("allow_once", "allow_always")
+# Python 3.11 takes its time to find a member of an enumeration.
+_ASK, _USE, _DENY = Event.ASK, Event.USE, Effect.DENY
 _encode_text = msgspec.json.Encoder().encode
 
 
@@ -143,11 +145,14 @@ class Turn:
         self._states = session.states
         self._ended: asyncio.Future[None] | None = None
         self._cancel_event: asyncio.Event | None = None
-        self._asks: set[FutureCall] = set()
+        # Where a thousand turns are open, each set of theirs counts, so they come with what they hold.
+        #: Questions that are open: the only one, or all of them.
+        self._asked: FutureCall | None = None
+        self._asks: set[FutureCall] | None = None
         #: What the response waits for besides the handler.
-        self.subtasks: set[asyncio.Task[Any]] = set()
+        self.subtasks: set[asyncio.Task[Any]] | None = None
         #: Commands of `run` whose blocks are open: they enter and leave by themselves.
-        self.commands: set[Terminal] = set()
+        self._commands: set[Terminal] | None = None
         self._head = session.head
 
     def __repr__(self) -> str:
@@ -342,8 +347,9 @@ class Turn:
             timeout: seconds; UNSET means `Limits.permission_timeout`.
         """
         offered = _OPTIONS if options is None else list(options)
-        for option in offered:
-            _check_type(option, v1.PermissionOption, "permission option")
+        if options is not None:
+            for option in offered:
+                _check_type(option, v1.PermissionOption, "permission option")
         params = v1.RequestPermissionRequest(
             session_id=self.session_id, tool_call=self._described(tool_call), options=offered
         )
@@ -355,34 +361,61 @@ class Turn:
         if response is None or not isinstance(response.outcome, v1.SelectedPermissionOutcome):
             return _DENIED
         selected = response.outcome.option_id
-        kinds = [option.kind for option in offered if option.option_id == selected]
-        if not kinds:
+        found, allowed = False, True
+        for option in offered:
+            if option.option_id == selected:
+                found = True
+                # An id that was given to several options is a yes only if each of them is.
+                if option.kind not in _ALLOWING:
+                    allowed = False
+        if not found:
             log.warning("the client selected an option that was not offered: %r", selected)
             return _DENIED
-        # An id that was given to several options is a yes only if each of them is.
-        return PermissionAnswer(selected, all(kind in _ALLOWING for kind in kinds))
+        return PermissionAnswer(selected, allowed)
 
     async def _ask(self, params: Any, timeout: float | None | UnsetType = UNSET) -> Any:
         """Ask the user something that ends with the turn; None where it is not to be asked any more."""
-        if Effect.DENY in self.session.fire(Event.ASK, self):
+        session = self.session
+        if _DENY in session.fire(_ASK, self):
             return None
-        if self.session.durable is not None:
+        if session.durable is not None:
             # What was told before is seen before. A cancellation meanwhile is one of what is asked.
-            await self.session.durable.settled()
-            if Effect.DENY in self.session.fire(Event.ASK, self):
+            await session.durable.settled()
+            if _DENY in session.fire(_ASK, self):
                 return None
         call = self.peer.open_request(params, timeout)
-        self._asks.add(call)
+        self._opened(call)
         try:
-            raw = await self._connection.answer_to(call)
+            try:
+                raw = await call.future
+            except asyncio.CancelledError:
+                self._connection.abandon(call)
+                raise
             # A yes that a cancellation follows before anybody could act on it is none any more.
-            return self.peer.result_of(params, raw) if call in self._asks else None
+            return self.peer.result_of(params, raw) if self._is_open(call) else None
         except RequestCancelled:
-            if call not in self._asks:
+            if not self._is_open(call):
                 return None  # withdrawn, because the turn was cancelled
             raise
         finally:
-            self._asks.discard(call)
+            if self._asked is call:
+                self._asked = None
+            elif self._asks is not None:
+                self._asks.discard(call)
+
+    def _opened(self, call: FutureCall) -> None:
+        if self._asked is None and self._asks is None:
+            self._asked = call
+            return
+        if self._asks is None:
+            self._asks = set()
+        if self._asked is not None:
+            self._asks.add(self._asked)
+            self._asked = None
+        self._asks.add(call)
+
+    def _is_open(self, call: FutureCall) -> bool:
+        return self._asked is call or (self._asks is not None and call in self._asks)
 
     def _described(self, tool_call: ToolCallVerbs | v1.ToolCallUpdate | str) -> v1.ToolCallUpdate:
         if isinstance(tool_call, ToolCallVerbs):
@@ -420,7 +453,7 @@ class Turn:
             TurnOver: the turn is over.
         """
         path = _path(path)
-        self.session.fire(Event.USE, self)
+        self.session.fire(_USE, self)
         params = v1.ReadTextFileRequest(
             session_id=self.session_id,
             path=path,
@@ -428,7 +461,7 @@ class Turn:
             limit=UNSET if limit is None else limit,
         )
         try:
-            response = await self.peer.request(params)
+            response: v1.ReadTextFileResponse = await self.peer.ask(params)
         except ResourceNotFound as error:
             message = "the client has no such file"
             raise FileNotFoundError(errno.ENOENT, message, path) from error
@@ -584,12 +617,15 @@ class Turn:
             work.close()
             raise
         task = self._link.create_task(work)
+        if self.subtasks is None:
+            self.subtasks = set()
         self.subtasks.add(task)
         task.add_done_callback(self._subtask_done)
         return task
 
     def _subtask_done(self, task: asyncio.Task[Any]) -> None:
-        self.subtasks.discard(task)
+        if self.subtasks is not None:
+            self.subtasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
@@ -597,6 +633,17 @@ class Turn:
             log.info("a subtask of a cancelled turn ended with an error", exc_info=error)
             return
         self._connection.handler_failed("subtask", "session/prompt", error)
+
+    def command_entered(self, command: Terminal) -> None:
+        """A command of `run` can be used, and is killed if the turn is cancelled."""
+        if self._commands is None:
+            self._commands = set()
+        self._commands.add(command)
+
+    def command_left(self, command: Terminal) -> None:
+        """Its block was left."""
+        if self._commands is not None:
+            self._commands.discard(command)
 
     # -------------------------------------------------------------- for the session: effects
 
@@ -606,16 +653,17 @@ class Turn:
         Commands of `run` are killed.
         """
         self.cancelled = True
-        for command in self.commands:
+        for command in self._commands or ():
             command.kill_soon()
         if self._cancel_event is not None:
             self._cancel_event.set()
         self._withdraw()
 
     def _withdraw(self) -> None:
-        if not self._asks:
-            return
-        asks, self._asks = self._asks, set()
+        asks: set[FutureCall] = set() if self._asks is None else self._asks
+        if self._asked is not None:
+            asks.add(self._asked)
+        self._asked = self._asks = None
         for call in asks:
             self._connection.abandon(call)
             call.answered(None, RequestCancelled())
@@ -629,14 +677,14 @@ class Turn:
             self.backstop.cancel()
         if self._cancel_event is not None:
             self._cancel_event.set()
-        if self._asks:
+        if self._asked is not None or self._asks:
             self._withdraw()
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
     def kill(self) -> None:
         """Cancel the subtasks that are left; nobody waits for them any more."""
-        for task in self.subtasks:
+        for task in self.subtasks or ():
             task.cancel()
 
     async def finish(self) -> None:
