@@ -159,6 +159,8 @@ _SHOWN: Final = 200
 #: A longer id is no legal one: each is kept while its request is open, and sent back. Real ids are
 #: counters and UUIDs.
 _ID_BYTES: Final = 4096
+#: Nearly all ids are counters; one of fewer digits is legal without a second look.
+_DIGITS: Final = 64
 #: What is left of the message of an error whose frame would be over the limit.
 _MESSAGE_CHARACTERS: Final = 256
 
@@ -307,7 +309,9 @@ class Protocol:
         if raw_id is UNSET:
             return NotificationEvent(method, given, frame)
         id_ = bytes(raw_id)
-        if not _legal_id(id_):  # null included: settled as -32600 in DESIGN §10
+        if not (id_.isdigit() and len(id_) < _DIGITS) and not _legal_id(
+            id_
+        ):  # null included: settled as -32600 in DESIGN §10
             return self._refuse(-32600, "Invalid request", None, {"reason": "illegal id"})
         return RequestEvent(id_, method, given, frame)
 
@@ -453,7 +457,7 @@ class Protocol:
 
     def open(self, id_: bytes, request: Any) -> bool:
         """Enter a request of the peer; False if that id is being handled already (then do nothing)."""
-        key = _key(id_)
+        key = id_ if _BACKSLASH not in id_ else _key(id_)
         if key in self.requests:
             return False
         self.requests[key] = request
@@ -473,11 +477,12 @@ class Protocol:
         Raises:
             LimitExceeded: the frame would be over `frame_bytes`; the request stays open.
         """
-        key = _key(id_)
+        key = id_ if _BACKSLASH not in id_ else _key(id_)
         if key not in self.requests:
             return None
         frame = b'{"jsonrpc":"2.0","id":' + id_ + b',"result":' + body + b"}"
-        self._check(frame)
+        if len(frame) > self.limits.frame_bytes:
+            self._check(frame)
         del self.requests[key]
         return frame
 

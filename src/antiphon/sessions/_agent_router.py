@@ -405,7 +405,9 @@ class AgentRouter(SideRouter):
                 reason = {"reason": "unsupported content", "capability": missing}
                 raise InvalidParams(reason)  # R1-80
         turn = Turn(session, params, context.raw_params, context.call)
-        session.fire(_PROMPT, turn)
+        step = session.states.fire(_PROMPT, turn)
+        if step.duties:
+            session.carry_out(step.duties, turn)
         return turn
 
     async def _run_turn(self, turn: Turn, context: AgentContext) -> v1.PromptResponse:

@@ -258,10 +258,11 @@ class AgentSession:
         concerned = states.turn if turn is None else turn
         step = states.fire(event, turn)
         if step.duties:
-            self._carry_out(step.duties, concerned)
+            self.carry_out(step.duties, concerned)
         return step.effects
 
-    def _carry_out(self, duties: tuple[Effect, ...], turn: Turn | None) -> None:
+    def carry_out(self, duties: tuple[Effect, ...], turn: Turn | None) -> None:
+        """Do what of a step's effects is the session's business; raises what `fire` does."""
         for duty in duties:
             act = _ACTS.get(duty)
             if act is None:

@@ -118,6 +118,26 @@ class Turn:
             it is over.
     """
 
+    # What every turn begins with stands here, and is set in one that it becomes true of.
+    cancelled = False
+    #: Updates of the session that were sent while this turn was open.
+    sent = 0
+    #: Empty texts that were asked for and not sent.
+    empty = 0
+    #: The back-stop's timer, and what the handler ended with: the session's business.
+    backstop: asyncio.TimerHandle | None = None
+    result: Any = None
+    failure: BaseException | None = None
+    #: What the response waits for besides the handler.
+    subtasks: set[asyncio.Task[Any]] | None = None
+    _ended: asyncio.Future[None] | None = None
+    _cancel_event: asyncio.Event | None = None
+    #: Questions that are open: the only one, or all of them.
+    _asked: FutureCall | None = None
+    _asks: set[FutureCall] | None = None
+    #: Commands of `run` whose blocks are open: they enter and leave by themselves.
+    _commands: set[Terminal] | None = None
+
     def __init__(
         self,
         session: AgentSession,
@@ -128,31 +148,12 @@ class Turn:
         self.session = session
         self.params = params
         self.peer: ClientPeer = session.peer
-        self.cancelled = False
-        #: Updates of the session that were sent while this turn was open.
-        self.sent = 0
-        #: Empty texts that were asked for and not sent.
-        self.empty = 0
-        #: The request being answered, its back-stop's timer, and what the handler ended with: the
-        #: session's business.
+        #: The request being answered.
         self.call = call
-        self.backstop: asyncio.TimerHandle | None = None
-        self.result: Any = None
-        self.failure: BaseException | None = None
         self._raw = raw
         self._connection = session.peer.connection
         self._link = session.link
         self._states = session.states
-        self._ended: asyncio.Future[None] | None = None
-        self._cancel_event: asyncio.Event | None = None
-        # Where a thousand turns are open, each set of theirs counts, so they come with what they hold.
-        #: Questions that are open: the only one, or all of them.
-        self._asked: FutureCall | None = None
-        self._asks: set[FutureCall] | None = None
-        #: What the response waits for besides the handler.
-        self.subtasks: set[asyncio.Task[Any]] | None = None
-        #: Commands of `run` whose blocks are open: they enter and leave by themselves.
-        self._commands: set[Terminal] | None = None
         self._head = session.head
 
     def __repr__(self) -> str:
@@ -375,13 +376,13 @@ class Turn:
 
     async def _ask(self, params: Any, timeout: float | None | UnsetType = UNSET) -> Any:
         """Ask the user something that ends with the turn; None where it is not to be asked any more."""
-        session = self.session
-        if _DENY in session.fire(_ASK, self):
+        session, fire = self.session, self._states.fire  # which asks nothing of the session here
+        if _DENY in fire(_ASK, self).effects:
             return None
         if session.durable is not None:
             # What was told before is seen before. A cancellation meanwhile is one of what is asked.
             await session.durable.settled()
-            if _DENY in session.fire(_ASK, self):
+            if _DENY in fire(_ASK, self).effects:
                 return None
         call = self.peer.open_request(params, timeout)
         self._opened(call)
