@@ -256,6 +256,8 @@ class Protocol:
         self.side: Side = side
         self.limits = limits
         self._depth_exceeds = depth_exceeds
+        #: A frame of so many bytes is too short to nest too deep in whole JSON.
+        self._shallow = 2 * limits.json_depth
         self._last_id = 0
         #: Our open calls by id, in the order they were sent.
         self.calls: dict[bytes, Any] = {}
@@ -276,12 +278,12 @@ class Protocol:
         if event.method == "session/update":
             if event.id is UNSET and event.params is not UNSET and event.params.update is not UNSET:
                 return event
-        elif event.method is UNSET and not self._deep(frame):
+        elif event.method is UNSET and (len(frame) <= self._shallow or not self._deep(frame)):
             return self._classify_answer(event)
         return self._receive_general(frame)
 
     def _receive_general(self, frame: bytes) -> Event:
-        if self._deep(frame):
+        if len(frame) > self._shallow and self._deep(frame):
             return self._refuse_deep(frame)
         try:
             envelope = _decode_envelope(frame)
@@ -293,10 +295,9 @@ class Protocol:
 
     def _deep(self, frame: bytes) -> bool:
         limit = self.limits.json_depth
-        # Too short to nest that deep in whole JSON, or above a mebibyte, where counting would cost
-        # more than decoding such a frame does: the decoder's own recursion bound has to do, and
-        # typed decoding never keeps what it does not know.
-        if not 2 * limit < len(frame) <= 1 << 20:
+        # Above a mebibyte counting would cost more than decoding such a frame does: the decoder's own
+        # recursion bound has to do, and typed decoding never keeps what it does not know.
+        if not self._shallow < len(frame) <= 1 << 20:
             return False
         return frame.count(b"[") + frame.count(b"{") > limit and self._depth_exceeds(frame, limit)
 
@@ -305,7 +306,7 @@ class Protocol:
         if method is UNSET:
             return self._classify_answer(envelope)
         params = envelope.params
-        given = None if params is UNSET or _is_null(params) else params
+        given = None if params is UNSET or (len(params) == 4 and _is_null(params)) else params
         if raw_id is UNSET:
             return NotificationEvent(method, given, frame)
         id_ = bytes(raw_id)
