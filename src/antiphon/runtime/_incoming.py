@@ -44,30 +44,43 @@ log = logging.getLogger("antiphon.connection")
 class InboundCall:
     """A request of the peer that is being handled."""
 
-    # What every request begins with stands here, and is set in one that it becomes true of.
-    #: Bytes of its frame, if it counts among what is being handled.
-    size = 0
-    cancelled = False
-    #: Whether it has its response. By this, not by its id, is told what may still answer: the peer
-    #: may use the id again as soon as it has the response.
-    answered = False
-    #: Whether that was a result, and what had to follow it has been done.
-    followed = False
-    #: Whether its task has begun: one that has not would never see its own cancellation.
-    started = False
-    #: Whether it was cancelled before that, so that its handler need not run either.
-    withdrawn = False
-    #: Set from `ctx.defer()` until the reply.
-    deferred: Obligation | None = None
-    task: asyncio.Task[None] | None = None
-    #: What is to follow its answer, if anything.
-    after: list[Callable[[], object]] | None = None
+    __slots__ = (
+        "after",
+        "answered",
+        "cancelled",
+        "deferred",
+        "followed",
+        "id",
+        "method",
+        "rx_seq",
+        "size",
+        "started",
+        "task",
+        "withdrawn",
+    )
 
     def __init__(self, id_: bytes, method: str, rx_seq: int) -> None:
         self.id = id_
         self.method = method
         #: Position of its frame among all that came on the connection, from 1.
         self.rx_seq = rx_seq
+        #: Bytes of its frame, if it counts among what is being handled.
+        self.size = 0
+        self.cancelled = False
+        #: Whether it has its response. By this, not by its id, is told what may still answer: the peer
+        #: may use the id again as soon as it has the response.
+        self.answered = False
+        #: Whether that was a result, and what had to follow it has been done.
+        self.followed = False
+        #: Whether its task has begun: one that has not would never see its own cancellation.
+        self.started = False
+        #: Whether it was cancelled before that, so that its handler need not run either.
+        self.withdrawn = False
+        #: Set from `ctx.defer()` until the reply.
+        self.deferred: Obligation | None = None
+        self.task: asyncio.Task[None] | None = None
+        #: What is to follow its answer, if anything.
+        self.after: list[Callable[[], object]] | None = None
 
 
 class Incoming:

@@ -118,22 +118,18 @@ class Turn:
             it is over.
     """
 
-    # What every turn begins with stands here, and is set in one that it becomes true of.
+    # What few turns ever change stands here, and is set in those that do.
     cancelled = False
-    #: Updates of the session that were sent while this turn was open.
-    sent = 0
     #: Empty texts that were asked for and not sent.
     empty = 0
-    #: The back-stop's timer, and what the handler ended with: the session's business.
+    #: The back-stop's timer, and what the handler raised: the session's business.
     backstop: asyncio.TimerHandle | None = None
-    result: Any = None
     failure: BaseException | None = None
     #: What the response waits for besides the handler.
     subtasks: set[asyncio.Task[Any]] | None = None
     _ended: asyncio.Future[None] | None = None
     _cancel_event: asyncio.Event | None = None
-    #: Questions that are open: the only one, or all of them.
-    _asked: FutureCall | None = None
+    #: Questions that are open, where there is more than one.
     _asks: set[FutureCall] | None = None
     #: Commands of `run` whose blocks are open: they enter and leave by themselves.
     _commands: set[Terminal] | None = None
@@ -155,6 +151,14 @@ class Turn:
         self._link = session.link
         self._states = session.states
         self._head = session.head
+        # What most turns change. Python 3.11 makes a dictionary for an object that is given attributes
+        # later than many of its kind were made without them.
+        #: Updates of the session that were sent while this turn was open.
+        self.sent = 0
+        #: What the handler returned: the session's business.
+        self.result: Any = None
+        #: The question that is open, where there is only one.
+        self._asked: FutureCall | None = None
 
     def __repr__(self) -> str:
         state = "over" if self.over else "cancelled" if self.cancelled else "open"
@@ -347,12 +351,15 @@ class Turn:
             options: what can be chosen; by default allow once, always allow, reject.
             timeout: seconds; UNSET means `Limits.permission_timeout`.
         """
-        offered = _OPTIONS if options is None else list(options)
+        # A copy, since the answer is held against it; a tuple, which the collector soon leaves alone.
+        offered = _OPTIONS if options is None else tuple(options)
         if options is not None:
             for option in offered:
                 _check_type(option, v1.PermissionOption, "permission option")
         params = v1.RequestPermissionRequest(
-            session_id=self.session_id, tool_call=self._described(tool_call), options=offered
+            session_id=self.session.session_id,
+            tool_call=self._described(tool_call),
+            options=offered,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         )
         try:
             response = await self._ask(params, timeout)
@@ -376,13 +383,13 @@ class Turn:
 
     async def _ask(self, params: Any, timeout: float | None | UnsetType = UNSET) -> Any:
         """Ask the user something that ends with the turn; None where it is not to be asked any more."""
-        session, fire = self.session, self._states.fire  # which asks nothing of the session here
-        if _DENY in fire(_ASK, self).effects:
+        session, states = self.session, self._states  # a step that asks nothing of the session
+        if _DENY in states.fire(_ASK, self).effects:
             return None
         if session.durable is not None:
             # What was told before is seen before. A cancellation meanwhile is one of what is asked.
             await session.durable.settled()
-            if _DENY in fire(_ASK, self).effects:
+            if _DENY in states.fire(_ASK, self).effects:
                 return None
         call = self.peer.open_request(params, timeout)
         self._opened(call)
@@ -813,11 +820,11 @@ _TAIL = b"}}}}"
 #: More than a journal adds to a frame.
 _RIDER = 256
 _DENIED = PermissionAnswer(None, allowed=False)
-_OPTIONS = [
+_OPTIONS = (
     v1.PermissionOption(option_id="allow_once", name="Allow once", kind="allow_once"),
     v1.PermissionOption(option_id="allow_always", name="Always allow", kind="allow_always"),
     v1.PermissionOption(option_id="reject_once", name="Reject", kind="reject_once"),
-]
+)
 
 
 def _check_type(value: Any, kind: type, what: str) -> None:
