@@ -86,6 +86,25 @@ def test_framer_returns_the_same_frames_wherever_the_stream_is_cut(limit: int) -
 
 
 @pytest.mark.covers("F1", "F6")
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 2, 300, 510, 511, 512, 513, 1200]), max_size=12),
+    ends=st.lists(st.sampled_from([b"\n", b"\r\n", b"\n\n"]), min_size=12, max_size=12),
+    limit=st.sampled_from([400, 512, 1199, 5000]),
+    data=st.data(),
+)
+def test_framer_agrees_with_the_simple_reading_whatever_the_lengths_of_lines(
+    sizes: list[int], ends: list[bytes], limit: int, data: st.DataObject
+) -> None:
+    """Chunks that begin with a long line are cut in another way, and may have any others behind it."""
+    stream = b"".join(b"x" * size + end for size, end in zip(sizes, ends, strict=False)) + b"rest"
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=6))
+
+    frames = frames_of(stream, limit=limit, cuts=cuts)
+
+    assert sizes_for_faults(frames) == expected(stream, limit)
+
+
+@pytest.mark.covers("F1", "F6")
 @given(lines=LINES, limit=st.integers(1, 30), data=st.data())
 def test_framer_agrees_with_the_simple_reading_however_the_stream_is_cut(
     lines: list[bytes], limit: int, data: st.DataObject
