@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import sys
 import time
 from contextlib import asynccontextmanager
@@ -96,22 +97,17 @@ def chunk(session: str) -> bytes:
 
 
 @asynccontextmanager
-async def a_client(on_prompt: Callable[[Wire, Any], object]) -> AsyncGenerator[Session]:
+async def a_client(on_prompt: Callable[[Wire, bytes], object]) -> AsyncGenerator[Session]:
     """A session of our client, whose agent is a function of the prompt's id."""
 
     def sent(frames: list[bytes]) -> None:
-        message = json.loads(frames[-1])
-        match message.get("method"):
-            case "initialize":
-                result: Any = {"protocolVersion": 1, "agentCapabilities": {}}
-            case "session/new":
-                result = {"sessionId": "s"}
-            case "session/prompt":
-                on_prompt(wire, message["id"])
-                return
-            case _:
-                return
-        wire.later(frame(id=message["id"], result=result))
+        data = frames[-1]
+        if data.find(b'"session/prompt"') >= 0:
+            on_prompt(wire, id_of(data))
+        elif data.find(b'"initialize"') >= 0:
+            wire.later(answer(id_of(data), b'{"protocolVersion":1,"agentCapabilities":{}}'))
+        elif data.find(b'"session/new"') >= 0:
+            wire.later(answer(id_of(data), b'{"sessionId":"s"}'))
 
     wire = Wire(sent)
     async with connect(wire, client=Client(permissions="allow")) as agent:
@@ -143,8 +139,19 @@ def prompt(id_: int, session: str) -> bytes:
     return frame(id=id_, method="session/prompt", params={"sessionId": session, "prompt": blocks})
 
 
-def end_turn(id_: Any) -> bytes:
-    return frame(id=id_, result={"stopReason": "end_turn"})
+ID: Final = re.compile(rb'"id":("[^"]*"|[0-9]+)')
+END: Final = b'{"stopReason":"end_turn"}'
+ALLOWED: Final = b'{"outcome":{"outcome":"selected","optionId":"allow"}}'
+
+
+def id_of(data: bytes) -> bytes:
+    found = ID.search(data)
+    assert found is not None, data
+    return found[1]
+
+
+def answer(id_: bytes, result: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (id_, result)
 
 
 def best(repetitions: int, once: Callable[[], object], items: int) -> float:
@@ -208,7 +215,7 @@ async def client_stream(count: int, repetitions: int) -> list[Station]:
 
     batch = PIECE // len(one)
 
-    def answer(wire: Wire, id_: Any) -> None:
+    def tell(wire: Wire, id_: bytes) -> None:
         left = count
 
         def some() -> None:  # as reads bring them, the consumer in between
@@ -219,11 +226,11 @@ async def client_stream(count: int, repetitions: int) -> list[Station]:
                 wire.receiver.frames_received([one] * number)
                 asyncio.get_running_loop().call_soon(some)
             else:
-                wire.receiver.frames_received([end_turn(id_)])
+                wire.receiver.frames_received([answer(id_, END)])
 
         some()
 
-    async with a_client(answer) as session:
+    async with a_client(tell) as session:
 
         async def taken() -> None:
             async with session.prompt("") as updates:
@@ -328,30 +335,30 @@ async def round_trips(count: int, repetitions: int) -> list[Station]:
 
     asks = Asks()
     async with an_agent(asks) as (wire, _, session):
-        over: asyncio.Queue[None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
 
         def sent(frames: list[bytes]) -> None:
-            if b'"stopReason"' in frames[-1]:
-                over.put_nowait(None)
+            if frames[-1].find(b'"stopReason"') >= 0:
+                over.set_result(None)
             else:
-                outcome = {"outcome": {"outcome": "selected", "optionId": "allow"}}
-                wire.later(frame(id=json.loads(frames[-1])["id"], result=outcome))
+                wire.later(answer(id_of(frames[-1]), ALLOWED))
 
         wire.sent = sent
-        number = 2
+        ready = [prompt(number, session) for number in range(2, count + 2)]  # ids of answered ones
 
         async def prompts() -> None:
-            nonlocal number
-            for _ in range(count if not asks.times else 1):
-                number += 1
-                wire.later(prompt(number, session))
-                await over.get()
+            nonlocal over
+            for data in ready[: 1 if asks.times else count]:
+                over = loop.create_future()
+                wire.later(data)
+                await over
 
         prompted = await best_of(repetitions, prompts, count)
         asks.times = count
         asked = await best_of(repetitions, prompts, count)
 
-    async with a_client(lambda wire, id_: wire.later(end_turn(id_))) as opened:
+    async with a_client(lambda wire, id_: wire.later(answer(id_, END))) as opened:
 
         async def turns() -> None:
             for _ in range(count):
