@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from antiphon.schema import Unknown, UnknownUpdate, v1, v1_unstable, variants
 from antiphon.schema._choice import Choice, choose, decode_hook, encode_hook
@@ -223,3 +225,39 @@ def test_a_server_of_an_unknown_transport_is_not_taken_for_a_command_to_run() ->
         with pytest.raises(msgspec.ValidationError, match="fits no variant of McpServer"):
             convert({**STDIO, "type": kind}, v1.McpServer)
     assert isinstance(convert({**STDIO, "type": None}, v1.McpServer), v1.McpServerStdio)
+
+
+MEMBERS: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
+    st.sampled_from(["uri", "text", "blob", "mimeType", "_meta", "x"]),
+    st.none() | st.text(max_size=3) | st.integers(0, 9) | st.just([]) | st.just({"a": 1}),
+)
+
+
+@given(MEMBERS | st.lists(MEMBERS, max_size=1) | st.text(max_size=2))
+def test_the_quick_way_of_a_flat_union_ends_as_the_general_one(value: Any) -> None:
+    union: Any = v1.EmbeddedResourceResource
+
+    def outcome() -> Any:
+        try:
+            return convert(value, union)
+        except msgspec.ValidationError as error:
+            return str(error)
+
+    quick, union.quick = outcome(), ()
+    try:
+        assert quick == outcome()
+    finally:
+        union.quick = None
+
+
+def test_a_union_below_which_there_may_be_another_has_no_quick_way() -> None:
+    convert({"uri": "u", "text": "t"}, v1.EmbeddedResourceResource)
+    convert({"action": "cancel"}, v1.CreateElicitationResponse)
+    resource: Any = v1.EmbeddedResourceResource
+    response: Any = v1.CreateElicitationResponse
+
+    assert resource.quick == (
+        (v1.TextResourceContents, "text", str),
+        (v1.BlobResourceContents, "blob", str),
+    )
+    assert response.quick == ()
