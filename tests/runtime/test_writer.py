@@ -326,3 +326,42 @@ async def test_every_frame_is_recorded_once_in_its_order() -> None:
         ]
         assert [frame for way, frame in seen if way == "out"] == link.peer.raw_frames
         assert seen[0] == ("in", b'{"id":1,"method":"good"}')
+
+
+async def test_who_sends_without_end_waits_for_the_loop_although_the_peer_takes_everything() -> (
+    None
+):
+    async with linked() as link:
+        connection, frame = link.connection, b"%200d" % 0
+        link.transport.send = lambda frames: None  # type: ignore[method-assign]
+        sent = 0
+        while not connection.writing_paused:
+            connection.send(frame)
+            sent += len(frame)
+        assert (1 << 18) < sent < (1 << 19)
+
+        waiting = asyncio.create_task(connection.drain())
+        await turns(1)  # in which the task begins to wait, and the turn that was too long is over
+        await bounded(waiting)
+
+        assert not connection.writing_paused
+        # A new turn has its whole share again.
+        for _ in range(100):
+            connection.send(frame)
+        assert not connection.writing_paused
+
+
+async def test_the_end_of_a_turn_of_the_loop_is_no_room_at_a_peer_that_asked_for_patience() -> None:
+    async with linked() as link:
+        connection = link.connection
+        link.transport.send = lambda frames: None  # type: ignore[method-assign]
+        while not connection.writing_paused:
+            connection.send(b"%200d" % 0)
+        connection.pause_writing()
+        waiting = asyncio.create_task(connection.drain())
+        await turns(5)
+        assert connection.writing_paused
+        assert not waiting.done()
+
+        connection.resume_writing()
+        await bounded(waiting)

@@ -116,6 +116,7 @@ class Connection(Budget):
             transport,
             record,
             self.limits.unsent_bytes,
+            pace=self._pace_writing,
             full=self._output_full,
             stuck=self._output_stuck,
         )
@@ -322,6 +323,13 @@ class Connection(Budget):
         """The transport's: there is room again."""
         self.writing_paused = False
         self.writer.resume()
+
+    def _pace_writing(self, wait: bool) -> None:  # noqa: FBT001  (told by the writer alone)
+        if wait:
+            self.writing_paused = True
+        elif not self.writer.paused:
+            self.writing_paused = False
+            self.writer.wake()
 
     # ------------------------------------------------------------------ what the peer does not take
 

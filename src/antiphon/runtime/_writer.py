@@ -20,6 +20,9 @@ __all__ = ["Writer"]
 
 #: Queued bytes that leave without waiting for the end of the loop's turn: about one pipe.
 _FLUSH_BYTES = 1 << 16
+#: What may leave so within one turn of the loop. A peer that reads as fast as a handler tells never asks
+#: for patience, and the handler would have the loop to itself: not even a cancellation would be read.
+_TURN_BYTES = 1 << 18
 
 
 class Writer:
@@ -30,6 +33,8 @@ class Writer:
         transport: what it writes to; started by somebody else.
         record: called with ("out", frame) for every frame, in order; must not raise.
         unsent_bytes: how much may wait in the transport before the peer counts as busy.
+        pace: called with whether senders that can wait should, since what they sent was enough for one turn
+            of the loop; with False in its next turn.
         full: called with the bytes that wait when they are more than that, once until there is room;
             not from inside `send`.
         stuck: called once, with the bytes that wait, when they are more than twice that; likewise.
@@ -42,12 +47,14 @@ class Writer:
         "_loop",
         "_out",
         "_out_bytes",
+        "_pace",
         "_record",
         "_room",
         "_scheduled",
         "_stuck",
         "_stuck_told",
         "_transport",
+        "_turn_bytes",
         "armed",
         "paused",
     )
@@ -59,6 +66,7 @@ class Writer:
         record: Callable[[str, bytes], None] | None,
         unsent_bytes: int,
         *,
+        pace: Callable[[bool], None],
         full: Callable[[int], None],
         stuck: Callable[[int], None],
     ) -> None:
@@ -66,6 +74,9 @@ class Writer:
         self._transport = transport
         self._record = record
         self._limit = unsent_bytes
+        self._pace = pace
+        #: What left within this turn before its end.
+        self._turn_bytes = 0
         self._full = full
         self._full_told = False
         self._stuck = stuck
@@ -87,7 +98,9 @@ class Writer:
         """Queue a frame; with `now` what is queued leaves without waiting for the loop's next turn."""
         self._out.append(frame)
         self._out_bytes += len(frame)
-        if self._out_bytes > _FLUSH_BYTES or (now and not self.armed):
+        if self._out_bytes > _FLUSH_BYTES:
+            self._write_early()
+        elif now and not self.armed:
             self._write()
         elif not (self.armed or self._scheduled):
             self._scheduled = True
@@ -103,6 +116,20 @@ class Writer:
         self.armed = False
         if self._out:
             self._write()
+
+    def _write_early(self) -> None:
+        if not self._turn_bytes:
+            self._loop.call_soon(self._turn_over)
+        before = self._turn_bytes
+        self._turn_bytes += self._out_bytes
+        self._write()
+        if before <= _TURN_BYTES < self._turn_bytes:
+            self._pace(True)
+
+    def _turn_over(self) -> None:
+        paced, self._turn_bytes = self._turn_bytes > _TURN_BYTES, 0
+        if paced:
+            self._pace(False)
 
     def _write(self) -> None:
         out, self._out, self._out_bytes = self._out, [], 0
@@ -135,13 +162,17 @@ class Writer:
     def resume(self) -> None:
         """The transport has room again."""
         self.paused = self._full_told = False
+        self.wake()
+
+    def wake(self) -> None:
+        """Let everybody go on who waits for room."""
         room, self._room = self._room, []
         for future in room:
             if not future.done():
                 future.set_result(None)
 
     async def wait(self) -> None:
-        """Wait for `resume`, or raise what `fail` was given."""
+        """Wait for `wake`, or raise what `fail` was given."""
         # One future each: a shared one would be cancelled for all by the first who gives up.
         future = self._loop.create_future()
         self._room.append(future)
