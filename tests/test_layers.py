@@ -213,7 +213,7 @@ IMPURE = frozenset(
     ]
 )
 PURE: dict[str, dict[str, str]] = {
-    "core": {},
+    "core": {"io": "BytesIO, which is memory and no file, finds the ends of lines fastest"},
     "schema": {"threading": "a lock around building decoders, which any thread may need first"},
 }
 

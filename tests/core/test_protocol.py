@@ -386,6 +386,83 @@ def test_any_envelope_is_classified_by_its_members_in_any_order(
         assert isinstance(event, RequestEvent) == (b"id" in members)
 
 
+_TOLD = st.sampled_from(
+    [
+        *(
+            b'{"method":"session/update","params":{"sessionId":"a","update":{"n":%d}}}' % n
+            for n in (1, 2)
+        ),
+        b'{"jsonrpc":"2.0","method":"session/update","params":{"update":{},"sessionId":"b"}}',
+        b'{"method":"session/update","params":{"update":{}}}',
+        b'{"method":"session/update","params":{"sessionId":"a"}}',
+        b'{"method":"session/update","params":null}',
+        b'{"method":"session/update"}',
+        b'{"method":"session/update","params":{"sessionId":"a","update":"\\ud800"}}',
+        b'{"method":"session/update","params":{"sessionId":7,"update":{}}}',
+        b'{"id":5,"method":"session/update","params":{"sessionId":"a","update":{}}}',
+        b'{"jsonrpc":"1.0","method":"session/update","params":{"sessionId":"a","update":{}}}',
+        b'{"method":"x/y","params":{"sessionId":"a","update":{}}}',
+        b'{"id":5,"method":"x/y","params":{"sessionId":"a","update":{}}}',
+        b'{"id":1,"result":{"sessionId":"a","update":{}}}',
+        b'{"id":1,"error":{"code":-32000,"message":"m"}}',
+        b'{"id":1,"result":' + b"[" * 300 + b"]" * 300 + b"}",
+        b"{}",
+        b"noise",
+        Fault("frame_too_large", 9, b"{", b"}"),
+    ]
+)
+
+
+@given(st.lists(_TOLD, max_size=12))
+def test_updates_that_come_together_are_those_that_come_one_by_one(
+    frames: list[bytes | Fault],
+) -> None:
+    def seen(event: Event) -> Any:
+        if isinstance(event, UpdateEvent):
+            route: Any = event.params
+            return route.sessionId, bytes(route.update)
+        return type(event), [
+            bytes(part) if isinstance(part, msgspec.Raw) else repr(part)
+            for part in msgspec.structs.astuple(event)
+        ]
+
+    def one(made: Protocol, frame: bytes | Fault) -> Event:
+        return made.receive_frame(frame) if isinstance(frame, bytes) else made.receive_fault(frame)
+
+    single, together = with_calls("client", 1), with_calls("client", 1)
+    found: list[Any] = []
+    at = 0
+    while at < len(frames):
+        event = one(together, frames[at])
+        at += 1
+        found.append(seen(event))
+        if isinstance(event, UpdateEvent):
+            session_id = found[-1][0]
+            updates = together.updates_behind(event, frames, at)
+            assert bytes(updates[0]) == found[-1][1]
+            found += [(session_id, bytes(update)) for update in updates[1:]]
+            at += len(updates) - 1
+
+    assert found == [seen(one(single, frame)) for frame in frames]
+
+
+def test_updates_of_one_session_are_taken_together_up_to_the_first_that_is_none() -> None:
+    made = with_calls("client", 1)
+    frames = [
+        b'{"method":"session/update","params":{"sessionId":"%s","update":{"n":%d}}}' % (s, n)
+        for n, s in enumerate((b"a", b"a", b"a", b"b"))
+    ]
+
+    first = made.receive_frame(frames[0])
+    assert isinstance(first, UpdateEvent)
+
+    assert [bytes(u) for u in made.updates_behind(first, frames, 1)] == [
+        b'{"n":0}',
+        b'{"n":1}',
+        b'{"n":2}',
+    ]
+
+
 # --- ids of the peer's requests ------------------------------------------------------------------
 
 LEGAL_IDS = [

@@ -140,7 +140,7 @@ def late_updates_sent(patch: pytest.MonkeyPatch) -> None:
 def budget_kept(patch: pytest.MonkeyPatch) -> None:
     def discard(self: UpdateQueue) -> int:
         count = len(self)
-        self.items, self._batch = [], []
+        self.items, self.batch = [], []
         return count
 
     patch.setattr(UpdateQueue, "discard", discard)

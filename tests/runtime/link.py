@@ -21,7 +21,7 @@ from antiphon.testing import RawPeer
 from antiphon.transports import MemoryTransport, memory_pair
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from antiphon._errors import ConnectionClosed
     from antiphon.transports import Receiver
@@ -173,6 +173,12 @@ class PlainSide:
             assert self.connection is not None
             self.connection.queued_bytes += len(frame)
             self.connection.queued_updates += 1
+
+    def updates_received(
+        self, session_id: str, updates: Sequence[Any], frames: Sequence[bytes]
+    ) -> None:
+        for update, frame in zip(updates, frames, strict=True):
+            self.update_received(session_id, update, frame)
 
     def cancelled(self, call: InboundCall) -> bool:
         return self.on_cancel(call)

@@ -66,11 +66,20 @@ def made() -> tuple[Link, Inbox]:
     return link, Inbox(cast("Any", link), "s")
 
 
+def chunk(text: str) -> bytes:
+    content = {"type": "text", "text": text}
+    return json.dumps({"sessionUpdate": "agent_message_chunk", "content": content}).encode()
+
+
 def put(inbox: Inbox, *texts: str) -> None:
     for text in texts:
-        content = {"type": "text", "text": text}
-        body = json.dumps({"sessionUpdate": "agent_message_chunk", "content": content}).encode()
+        body = chunk(text)
         inbox.put(msgspec.Raw(body), b"frame " + body)
+
+
+def put_together(inbox: Inbox, *texts: str) -> None:
+    bodies = [chunk(text) for text in texts]
+    inbox.put_all([msgspec.Raw(body) for body in bodies], [b"frame " + body for body in bodies])
 
 
 async def ended(link: Link, inbox: Inbox) -> None:
@@ -641,15 +650,46 @@ async def test_observers_that_miss_an_update_are_an_alarm_and_hold_up_nobody() -
     assert seen == ["a", "c"]
 
 
-async def test_a_traced_queue_reports_each_update_with_its_place() -> None:
+@pytest.mark.parametrize("deliver", [put, put_together])
+async def test_a_traced_queue_reports_each_update_with_its_place(deliver: Any) -> None:
     link, inbox = made()
     turn = inbox.turn = TracedQueue(cast("Any", link), "s", 3)
-    put(inbox, "a", "b")
+    deliver(inbox, "a", "b")
     assert [facts for name, facts in link.events if name == "delivery"] == [
         {"session": "s", "turn": 3, "decision": "emit", "ordinal": n, "buffered": n + 1}
         for n in (0, 1)
     ]
     assert texts(list(iter(turn.take, None))) == ["a", "b"]
+
+
+@pytest.mark.parametrize("consumer", ["turn", "backlog", "subscriber", "observer", "sink", "view"])
+async def test_updates_that_come_together_leave_the_same_account_as_one_by_one(
+    consumer: str,
+) -> None:
+    accounts: list[Any] = []
+    for deliver in (put, put_together):
+        link, inbox = made()
+        inbox.label = "turn" if consumer == "turn" else "session"
+        if consumer == "turn":
+            inbox.turn = UpdateQueue(cast("Any", link))
+        elif consumer == "sink":
+            inbox.turn = Sink(cast("Any", link))
+        elif consumer == "subscriber":
+            inbox.subscribe()
+        elif consumer == "view":
+            inbox.fold(SessionView())
+        elif consumer == "observer":
+            inbox.observe(lambda _: None)
+        deliver(inbox, "a", "bb", "ccc")
+        waiting = [
+            (u.session_id, u.label, u.raw, u.frame) for q in inbox._queues() for u in q.items
+        ]
+        dropped = inbox.turn.dropped if isinstance(inbox.turn, Sink) else None
+        early = texts(inbox._early or [])
+        account = inbox.received, inbox.held(), link.queued_bytes, link.queued_updates
+        accounts.append((*account, waiting, dropped, early))
+        await ended(link, inbox)
+    assert accounts[0] == accounts[1]
 
 
 # ------------------------------------------------------------------ closing
@@ -754,7 +794,17 @@ async def test_an_observer_that_another_has_ended_sees_nothing_more() -> None:
 
 ACTS = st.sampled_from(
     [
-        *("put", "put", "put", "subscribe", "take", "close", "turn", "turn ends", "observe"),
+        *(
+            "put",
+            "put",
+            "put several",
+            "subscribe",
+            "take",
+            "close",
+            "turn",
+            "turn ends",
+            "observe",
+        ),
         *("stop observing", "load", "load ends", "replay", "view", "yield"),
     ]
 )
@@ -789,17 +839,18 @@ async def test_in_any_order_every_consumer_gets_its_own_in_order_and_the_budget_
         return [*subscriptions, *replays, *observers]
 
     for number, (act, which) in enumerate(steps):
-        if act == "put":
-            text = f"{number};"
-            everything += text
-            put(inbox, text)
+        if act.startswith("put"):
+            # Those that come together are for the same as those that come one by one.
+            several = [f"{number};"] if act == "put" else [f"{number}.{n};" for n in range(which)]
+            everything += "".join(several)
+            (put if act == "put" else put_together)(inbox, *several)
             for follower in consumers():
-                follower.expected.append(text)
-            folded += text
+                follower.expected += several
+            folded += "".join(several)
             if turn is not None:
-                turn[1].append(text)
+                turn[1].extend(several)
             elif not consumers() and view is None:
-                unseen.append((text, inbox.label))
+                unseen += [(text, inbox.label) for text in several]
         elif act == "subscribe":
             subscriptions.append(Follower([text for text, _ in unseen], inbox.subscribe()))
             unseen = []

@@ -10,6 +10,7 @@ Source: conformance cases F1-F6, transport contract "Stdio", field faults 01, 02
 from __future__ import annotations
 
 import re
+from io import BytesIO
 from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
@@ -23,8 +24,6 @@ __all__ = ["Fault", "LineFramer", "join_frames"]
 KEPT = 4096
 
 _BOM = b"\xef\xbb\xbf"
-#: Bytes of a line up to which `split` is the faster way.
-_SHORT = 512
 # As numbers: `bytes in bytes` takes its left side for a number first, and an exception and ten times
 # as long to find that it is none.
 _CR = ord("\r")
@@ -98,28 +97,30 @@ class LineFramer:
             chunk = self._strip_mark(chunk)
         if not chunk:
             return []
-        # Looking for a byte is done by the processor's own means, `split` looks at each: it is the better
-        # for short lines alone.
-        first_end = chunk.find(b"\n")
-        if first_end < 0:
-            self._hold(chunk)  # the very chunk: of a large frame nothing is copied here
+        end = chunk.rfind(b"\n")
+        if end < 0:  # the middle of a large frame, which is not copied here
+            self._hold(chunk)
             return []
-        lines = chunk.split(b"\n") if first_end < _SHORT else _split(chunk)
-        rest = lines.pop()
-        # Frames of a chunk that has no CR and no long line, the common case, are what `split` made.
+        # Not `split`, which looks at one byte after the other: this finds the next end by `memchr`, and
+        # takes a fifth to a half of the time.
+        lines = [line[:-1] for line in BytesIO(chunk)]
+        rest = b""
+        if end + 1 < len(chunk):
+            rest = chunk[end + 1 :]
+            lines.pop()
+        # Frames of a chunk that has no CR and no long line, the common case, are these lines.
         frames = cast("list[bytes | Fault]", lines)
-        if lines:
-            first = None
-            if self._held or self._skipped:
-                first = self._finish(lines[0])
-            if _CR in chunk:
-                frames[:] = [line.removesuffix(b"\r") for line in lines]
-            if len(chunk) > self._max:
-                frames[:] = [line if len(line) <= self._max else _fault(line) for line in lines]
-            if first is not None:  # after the passes above, which are for whole lines
-                frames[0] = first
-            if not all(frames):
-                frames = [frame for frame in frames if frame]
+        first = None
+        if self._held or self._skipped:
+            first = self._finish(lines[0])
+        if _CR in chunk:
+            frames[:] = [line.removesuffix(b"\r") for line in lines]
+        if len(chunk) > self._max:
+            frames[:] = [line if len(line) <= self._max else _fault(line) for line in lines]
+        if first is not None:  # after the passes above, which are for whole lines
+            frames[0] = first
+        if not all(frames):
+            frames = [frame for frame in frames if frame]
         if rest:
             self._hold(rest)
         return frames
@@ -187,18 +188,6 @@ class LineFramer:
             return fault
         line = self._take(rest).removesuffix(b"\r")
         return line if len(line) <= self._max else _fault(line)
-
-
-def _split(chunk: bytes) -> list[bytes]:
-    """What splitting at LF gives, in less time where lines are long."""
-    lines: list[bytes] = []
-    start = 0
-    find = chunk.find
-    while (end := find(b"\n", start)) >= 0:
-        lines.append(chunk[start:end])
-        start = end + 1
-    lines.append(chunk[start:])
-    return lines
 
 
 def _fault(line: bytes) -> Fault:

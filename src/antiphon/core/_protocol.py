@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -25,7 +26,7 @@ from msgspec import UNSET, Raw, UnsetType
 from antiphon._errors import LimitExceeded, RemoteProtocolError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from antiphon.core._framer import Fault
     from antiphon.core._limits import Limits
@@ -263,6 +264,9 @@ class Protocol:
         self.calls: dict[bytes, Any] = {}
         #: The peer's open requests by id; the value is whatever the runtime keeps for one.
         self.requests: dict[bytes, Any] = {}
+        # A frame that was decoded to see whether it is one more update, and what it was decoded to.
+        self._ahead_frame: bytes | Fault | None = None
+        self._ahead: Any = None
         self.receive_frame: Callable[[bytes], Event] = (
             self._receive_at_client if side == "client" else self._receive_general
         )
@@ -271,16 +275,49 @@ class Protocol:
 
     def _receive_at_client(self, frame: bytes) -> Event:
         """The client's fast path: one pass over an update or an answer, else a second one."""
-        try:
-            event = _decode_update(frame)
-        except (msgspec.DecodeError, RecursionError):
-            return self._receive_general(frame)
+        event: UpdateEvent
+        if frame is self._ahead_frame:  # `updates_behind` has looked at it
+            event, self._ahead_frame = self._ahead, None
+        else:
+            try:
+                event = _decode_update(frame)
+            except (msgspec.DecodeError, RecursionError):
+                return self._receive_general(frame)
         if event.method == "session/update":
             if event.id is UNSET and event.params is not UNSET and event.params.update is not UNSET:
                 return event
         elif event.method is UNSET and (len(frame) <= self._shallow or not self._deep(frame)):
             return self._classify_answer(event)
         return self._receive_general(frame)
+
+    def updates_behind(
+        self, first: UpdateEvent, frames: Sequence[bytes | Fault], at: int
+    ) -> list[Raw]:
+        """What a session is told in one go: the updates of `first` and of the frames from `at` on.
+
+        They end before the first frame that is none of that session's. A client is told a turn in
+        thousands of them, and here one costs no call.
+        """
+        route: Any = first.params
+        session_id, updates = route.sessionId, [route.update]
+        add = updates.append
+        try:
+            for frame in islice(frames, at, None):
+                event = _decode_update(frame)  # type: ignore[arg-type]
+                route = event.params
+                if (
+                    event.method != "session/update"
+                    or event.id is not UNSET
+                    or route is UNSET
+                    or route.update is UNSET
+                    or route.sessionId != session_id
+                ):
+                    self._ahead, self._ahead_frame = event, frame
+                    break
+                add(route.update)
+        except (msgspec.DecodeError, RecursionError, TypeError):
+            pass  # an odd frame, or what stands for one: it is looked at by itself
+        return updates
 
     def _receive_general(self, frame: bytes) -> Event:
         if len(frame) > self._shallow and self._deep(frame):

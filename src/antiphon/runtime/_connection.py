@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -242,25 +241,32 @@ class Connection(Budget):
             return
         writer = self.writer
         writer.armed = True
-        receive, update_received = self.protocol.receive_frame, self._router.update_received
+        receive, router = self.protocol.receive_frame, self._router
         record = self._record
-        self.received += len(frames)
-        left = iter(frames)  # knows how many are left, so that an update need not be counted
+        before, self.received = self.received, self.received + len(frames)
+        at, end = 0, len(frames)
         try:
-            for frame in left:
+            while at < end:
+                frame = frames[at]
+                at += 1  # from here on its position, counted from 1
                 try:
                     if not isinstance(frame, bytes):
-                        fault = self.protocol.receive_fault(frame)
-                        self.dispatch(fault, self.received - length_hint(left))
+                        self.dispatch(self.protocol.receive_fault(frame), before + at)
                         continue
                     if record is not None:
                         record("in", frame)
                     event = receive(frame)
-                    if isinstance(event, UpdateEvent):
-                        route: Any = event.params  # core gives no update without its route
-                        update_received(route.sessionId, route.update, frame)
-                    else:
-                        self.dispatch(event, self.received - length_hint(left))
+                    if not isinstance(event, UpdateEvent):
+                        self.dispatch(event, before + at)
+                        continue
+                    route: Any = event.params  # core gives no update without its route
+                    if at < end and record is None:
+                        updates = self.protocol.updates_behind(event, frames, at)
+                        if len(updates) > 1:
+                            first, at = at - 1, at - 1 + len(updates)
+                            router.updates_received(route.sessionId, updates, frames[first:at])
+                            continue
+                    router.update_received(route.sessionId, route.update, frame)
                 except ENDING:
                     raise
                 except BaseException as error:  # noqa: BLE001

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from antiphon._errors import ConnectionClosed
     from antiphon.runtime._context import Context
@@ -64,6 +64,11 @@ class Router(Protocol):
 
     def update_received(self, session_id: str, update: Any, frame: bytes) -> None:
         """A `session/update` in wire order; `update` is raw JSON. Must not raise or block."""
+
+    def updates_received(
+        self, session_id: str, updates: Sequence[Any], frames: Sequence[Any]
+    ) -> None:
+        """Several of one session that came together: the same as `update_received` for each."""
 
     def cancelled(self, call: InboundCall) -> bool:
         """`$/cancel_request` for `call`: True if the side deals with it, else its task is cancelled."""

@@ -181,6 +181,11 @@ class AgentRouter(SideRouter):
     def update_received(self, session_id: str, update: Any, frame: bytes) -> None:
         """An agent receives no updates; `core` never reports one on this side."""
 
+    def updates_received(
+        self, session_id: str, updates: Sequence[Any], frames: Sequence[bytes]
+    ) -> None:
+        """Nor several."""
+
     def cancelled(self, call: InboundCall) -> bool:
         """`$/cancel_request` on a prompt is a cancelled turn: its answer stays a result (R1-98)."""
         for session in self._peer.sessions.values():

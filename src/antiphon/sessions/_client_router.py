@@ -130,6 +130,16 @@ class ClientRouter(SideRouter):
         else:
             self._keep_unknown(session_id, update, frame)
 
+    def updates_received(
+        self, session_id: str, updates: Sequence[Any], frames: Sequence[bytes]
+    ) -> None:
+        taker = self._takers.get(session_id)
+        if isinstance(taker, Inbox):
+            taker.put_all(updates, frames)
+        else:  # what an attachment makes of one may change who takes the next
+            for update, frame in zip(updates, frames, strict=True):
+                self.update_received(session_id, update, frame)
+
     def _keep_unknown(self, session_id: str, update: Any, frame: bytes) -> None:
         """Some agents send updates before the answer that names their session (quirk 12).
 

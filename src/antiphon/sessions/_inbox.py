@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from inspect import isawaitable
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from antiphon._errors import ENDING, DeliveryGap
@@ -56,9 +57,9 @@ class UpdateQueue:
     """
 
     __slots__ = (
-        "_batch",
         "_batch_bytes",
         "_batch_count",
+        "batch",
         "connection",
         "cut",
         "error",
@@ -89,7 +90,8 @@ class UpdateQueue:
         self.waiter: asyncio.Future[None] | None = None
         #: Makes what is raised behind the last that is in it, once nothing more will be put in.
         self.error: Callable[[], Exception] | None = None
-        self._batch: list[Update] = []
+        #: What was taken out of it together, in reverse order: its consumer may `pop` while there is any.
+        self.batch: list[Update] = []
         self._batch_bytes = 0
         self._batch_count = 0
 
@@ -106,6 +108,16 @@ class UpdateQueue:
             if not waiter.done():
                 waiter.set_result(None)
 
+    def put_all(self, updates: list[Update], size: int) -> None:
+        """Add several that came together, of `size` bytes in all; the same as `put` for each."""
+        self.items += updates
+        self.size += size
+        connection = self.connection
+        connection.queued_bytes += size
+        connection.queued_updates += len(updates)
+        if self.waiter is not None:
+            self.wake()
+
     def wake(self) -> None:
         """Let the consumer look again although nothing was added."""
         waiter, self.waiter = self.waiter, None
@@ -114,7 +126,7 @@ class UpdateQueue:
 
     def take(self) -> Update | None:
         """The next update, or None if none is here now."""
-        batch = self._batch
+        batch = self.batch
         if batch:
             return batch.pop()
         if self._batch_count:
@@ -130,7 +142,7 @@ class UpdateQueue:
         self._batch_count = count = len(batch)
         self.passed += count
         batch.reverse()
-        self._batch = batch
+        self.batch = batch
         return batch.pop()
 
     async def wait(self) -> None:
@@ -148,10 +160,10 @@ class UpdateQueue:
     def discard(self) -> int:
         """Throw away what waits and give its budget back; returns how many updates that were."""
         left = len(self.items)
-        count = left + len(self._batch)
+        count = left + len(self.batch)
         self.passed += left
         size, left = self.size + self._batch_bytes, left + self._batch_count
-        self.items, self._batch = [], []
+        self.items, self.batch = [], []
         self.size = self._batch_bytes = self._batch_count = 0
         if left:
             self.connection.release(size, left)
@@ -165,7 +177,7 @@ class UpdateQueue:
         return len(self.items) + self._batch_count, self.size + self._batch_bytes
 
     def __len__(self) -> int:
-        return len(self.items) + len(self._batch)
+        return len(self.items) + len(self.batch)
 
 
 class TracedQueue(UpdateQueue):
@@ -191,6 +203,10 @@ class TracedQueue(UpdateQueue):
         )
         self.ordinal += 1
 
+    def put_all(self, updates: list[Update], size: int) -> None:
+        for update in updates:
+            self.put(update, len(update.frame))
+
 
 class Sink(UpdateQueue):
     """Stands where a queue was whose consumer has left: counts what comes and keeps nothing."""
@@ -203,6 +219,9 @@ class Sink(UpdateQueue):
 
     def put(self, update: Update, size: int) -> None:
         self.dropped += 1
+
+    def put_all(self, updates: list[Update], size: int) -> None:
+        self.dropped += len(updates)
 
 
 class _Folding(UpdateQueue):
@@ -220,6 +239,10 @@ class _Folding(UpdateQueue):
         except Exception:
             # The queues behind this one must not miss the update for it.
             log.exception("an update of session %s could not be folded", update.session_id)
+
+    def put_all(self, updates: list[Update], size: int) -> None:
+        for update in updates:
+            self.put(update, 0)
 
 
 class Subscription(AsyncIterator[Update]):
@@ -367,6 +390,25 @@ class Inbox:
                 queue.put(update, size)
         if self._observed is not None:
             self._observed.put(update, size)
+
+    def put_all(self, raws: Sequence[msgspec.Raw], frames: Sequence[bytes]) -> None:
+        """Deliver several updates that came together; the same as `put` for each."""
+        self.received += len(raws)
+        label: Any = self.label
+        updates = list(map(Update, repeat(self.session_id), repeat(label), raws, frames))
+        size = sum(map(len, frames))
+        turn = self.turn
+        if turn is not None:
+            turn.put_all(updates, size)
+        elif not self._subscribers and not self._observers:
+            self.backlog.put_all(updates, size)
+        else:
+            for update in updates:
+                self._keep_early(update, len(update.frame))
+        for queue in self._subscribers:
+            queue.put_all(updates, size)
+        if self._observed is not None:
+            self._observed.put_all(updates, size)
 
     def put_as(
         self, raw: msgspec.Raw, frame: bytes, label: Label, turn: UpdateQueue | None

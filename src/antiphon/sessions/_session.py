@@ -412,6 +412,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         if queue is None:
             msg = "use `async with session.prompt(…) as turn` to iterate over a turn"
             raise LocalProtocolError(msg)
+        if queue.batch:  # what `take` does then, without the call of it
+            return queue.batch.pop()
         while True:
             update = queue.take()
             if update is not None:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from antiphon.schema import decode_update, loads
+from antiphon.schema import decode_update, decoder, loads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from antiphon.schema import UnknownUpdate
     from antiphon.schema.v1_unstable import SessionUpdate
 
@@ -40,7 +42,11 @@ class Update(msgspec.Struct, gc=False, eq=False):
         """The typed update of `antiphon.schema.v1`, or `UnknownUpdate` for one that does not decode."""
         value = self.decoded
         if value is None:
-            value = self.decoded = decode_update(self.encoded)
+            try:  # what `decode_update` tries first, without the call of it
+                value = _strict(self.encoded)
+            except (msgspec.DecodeError, RecursionError):
+                value = decode_update(self.encoded)
+            self.decoded = value
         return value  # type: ignore[no-any-return]
 
     @property
@@ -75,6 +81,19 @@ class Update(msgspec.Struct, gc=False, eq=False):
 
     def __repr__(self) -> str:
         return f"Update({self.value!r})"
+
+
+def _first(raw: msgspec.Raw) -> SessionUpdate:
+    """Make the decoder of updates, which takes milliseconds."""
+    from antiphon.schema import v1_unstable
+
+    global _strict  # noqa: PLW0603  (set once, to a constant)
+    strict: Callable[[msgspec.Raw], SessionUpdate] = decoder(v1_unstable.SessionUpdate)
+    _strict = strict
+    return strict(raw)
+
+
+_strict: Callable[[msgspec.Raw], SessionUpdate] = _first
 
 
 class _Tag(msgspec.Struct, rename="camel"):
