@@ -8,9 +8,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from antiphon import Capabilities, Client, RequestError, Update, extension
-from antiphon.schema import v1
+from antiphon.schema import v1, v1_unstable
 from antiphon.services import Answer, Files, Permissions, Rule, Terminals
 from antiphon.testing import raw_agent, raw_pair
 
@@ -489,3 +491,43 @@ def test_handlers_that_nobody_implements_are_none() -> None:
     assert client.find_handler("create_elicitation") is None
     assert client.find_handler("no_such_thing") is None
     assert client.find_handler("request_permission") == client.request_permission
+
+
+_OFFERED = st.lists(
+    st.builds(
+        v1.PermissionOption,
+        option_id=st.sampled_from(["a", "b", "c"]),
+        name=st.just("n"),
+        kind=st.sampled_from(
+            ["allow_once", "allow_always", "reject_once", "reject_always", "else"]
+        ),
+    ),
+    max_size=4,
+)
+
+
+@given(st.sampled_from(["allow", "deny"]), _OFFERED)
+async def test_a_fixed_policy_decides_at_once_what_its_handler_would(
+    policy: Any, offered: list[v1.PermissionOption]
+) -> None:
+    client = Client(permissions=policy)
+    params = v1_unstable.RequestPermissionRequest(
+        session_id="s", options=offered, tool_call=v1.ToolCallUpdate(tool_call_id="t")
+    )
+
+    assert client.decide_at_once(params) == await client.request_permission(
+        params, cast("Any", None)
+    )
+
+
+def test_what_may_decide_otherwise_is_always_asked() -> None:
+    class Own(Client):
+        async def request_permission(self, params: Any, ctx: Any) -> v1.RequestPermissionResponse:
+            raise NotImplementedError
+
+    changed = Client(permissions="allow")
+    changed.request_permission = Own().request_permission  # type: ignore[method-assign]
+    params: Any = None
+
+    for client in (Own(permissions="allow"), changed, Client(permissions=lambda _p, _c: True)):
+        assert client.decide_at_once(params) is None

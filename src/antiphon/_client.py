@@ -138,6 +138,17 @@ class Client(ClientHandlers):
 
     # -------------------------------------------------------------- for the runtime
 
+    def decide_at_once(
+        self, params: v1_unstable.RequestPermissionRequest
+    ) -> v1.RequestPermissionResponse | None:
+        """What `request_permission` answers where that is always the same; None where it has to run."""
+        permissions = self.permissions
+        if callable(permissions) or (
+            getattr(self.request_permission, "__func__", None) is not Client.request_permission
+        ):
+            return None
+        return _outcome(_choose(permissions == "allow", params.options))
+
     def find_handler(self, name: str) -> Callable[[Any, Any], Awaitable[Any]] | None:
         """The handler of that name, or None where it is not implemented."""
         handler: Any = getattr(self, name, None)

@@ -27,7 +27,7 @@ from antiphon.core import (
     error_frame,
 )
 from antiphon.core._protocol import _HEAD, _TAIL
-from antiphon.schema import json_depth_exceeds
+from antiphon.schema import encode_checked, json_depth_exceeds
 
 SIDES: list[Side] = ["agent", "client"]
 GOOD = b'{"jsonrpc":"2.0","id":9,"method":"session/list"}'
@@ -596,6 +596,33 @@ def test_our_ids_count_from_one_and_our_frames_are_whole(side: Side) -> None:
 
 
 @pytest.mark.covers("R1-6")
+class _Told(msgspec.Struct, omit_defaults=True):
+    text: str
+    more: Any = None
+
+
+@given(st.text(), st.sampled_from(["session/prompt", '_a/\u00e9"b']))
+def test_parameters_that_are_no_bytes_yet_make_the_same_frame(text: str, method: str) -> None:
+    given_bytes, given_struct = protocol("client"), protocol("client")
+    params = _Told(text + "\u2028\ud83d")
+
+    for _ in range(2):
+        assert given_struct.request(method, params, "c") == given_bytes.request(
+            method, encode_checked(params), "c"
+        )
+
+
+def test_parameters_that_are_no_json_open_no_call_and_are_named() -> None:
+    made = protocol("client")
+
+    with pytest.raises(ValueError, match=r"^_Told\.more is NaN"):
+        made.request("x/y", _Told("a", float("nan")), "c")
+    with pytest.raises(TypeError, match="object is no JSON value"):
+        made.request("x/y", _Told("a", object()), "c")
+
+    assert not made.calls
+
+
 @pytest.mark.parametrize("side", SIDES)
 def test_the_two_directions_have_ids_of_their_own(side: Side) -> None:
     made = with_calls(side, 1)

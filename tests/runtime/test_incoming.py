@@ -262,6 +262,29 @@ async def test_what_acceptance_returns_takes_the_place_of_the_params() -> None:
         assert order == ["accept 1", "accept 2", "handle 1", "handle 2"]
 
 
+async def test_what_acceptance_has_answered_runs_no_handler_and_counts_no_more() -> None:
+    gate = Gate()
+    async with linked(inbound_requests=1) as link:
+
+        def accept(params: Any, context: Any) -> Any:
+            link.connection.answer(context.call, b'{"n":%d}' % params["n"])
+            return params
+
+        link.side.serve("x/y", gate, accept=accept)
+
+        link.peer.send(
+            b'{"id":1,"method":"x/y","params":{"n":1}}', b'{"id":2,"method":"x/y","params":{"n":2}}'
+        )
+
+        assert (await link.peer.answer_to(1))["result"] == {"n": 1}
+        assert (await link.peer.answer_to(2))["result"] == {"n": 2}
+        await turns()
+        assert len(link.peer.raw_frames) == 2
+        assert not gate.begun.is_set()
+        assert not link.connection.protocol.requests
+        assert not link.connection.tasks
+
+
 async def test_past_the_limit_of_requests_in_flight_the_answer_is_server_busy() -> None:
     gate = Gate()
     async with linked(inbound_requests=2) as link:

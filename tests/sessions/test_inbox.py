@@ -136,6 +136,10 @@ async def test_what_is_discarded_gives_its_bytes_back_once() -> None:
     assert len(queue) == 0
 
 
+async def waiting_for(queue: UpdateQueue) -> None:
+    await queue.wait()
+
+
 async def test_a_waiting_consumer_is_woken_by_an_update_or_on_purpose() -> None:
     link, _ = made()
     queue = UpdateQueue(cast("Any", link))
@@ -144,7 +148,7 @@ async def test_a_waiting_consumer_is_woken_by_an_update_or_on_purpose() -> None:
         queue.put(Update("s", "session", msgspec.Raw(b"{}"), b"x"), 1)
 
     for wake in (add, queue.wake):
-        waiting = asyncio.create_task(queue.wait())
+        waiting = asyncio.create_task(waiting_for(queue))
         await asyncio.sleep(0)
         assert not waiting.done()
         wake()
@@ -155,14 +159,14 @@ async def test_a_waiting_consumer_is_woken_by_an_update_or_on_purpose() -> None:
 async def test_two_consumers_of_one_queue_are_told_and_a_cancelled_one_makes_room() -> None:
     link, _ = made()
     queue = UpdateQueue(cast("Any", link))
-    first = asyncio.create_task(queue.wait())
+    first = asyncio.create_task(waiting_for(queue))
     await asyncio.sleep(0)
     with pytest.raises(RuntimeError, match="two tasks iterate"):
-        await queue.wait()
+        await waiting_for(queue)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    second = asyncio.create_task(queue.wait())
+    second = asyncio.create_task(waiting_for(queue))
     await asyncio.sleep(0)
     queue.wake()
     await asyncio.wait_for(second, 5)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from antiphon import Limits, LocalProtocolError
-from antiphon.core import Fault
+from antiphon.core import Fault, join_frames
 from antiphon.testing import Recorder
 from antiphon.transports._stream import StreamTransport
 
@@ -137,6 +137,27 @@ async def test_frames_are_joined_with_line_ends_and_separators_escaped() -> None
         wire.stream.send([])
 
         assert os.read(wire.from_it, 100) == b'{"a":1}\n{"b":"\\u2028"}\n'
+
+
+@pytest.mark.parametrize("size", [65535, 65536, 65537, 300_000])
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_large_frame_is_written_as_any_other(size: int, others: int) -> None:
+    async with Wire() as wire:
+        large = "x".join(["\u2028", "\u2029", "\u00a8\u00a9"] * 3).encode().ljust(size, b"y")
+        frames = [large] + [b"small"] * others
+
+        wire.stream.send(frames)
+        wire.stream.send([b"last"])
+
+        expected = join_frames([*frames, b"last"])
+        assert await asyncio.to_thread(read_all, wire.from_it, len(expected)) == expected
+
+
+def read_all(fd: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += os.read(fd, size)
+    return data
 
 
 async def test_a_slow_peer_pauses_the_sender_and_delays_no_reading() -> None:

@@ -3,7 +3,7 @@
 No asyncio, no clock, no files: `transports` moves the bytes, `runtime` decides when.
 """
 
-from antiphon.core._framer import Fault, LineFramer, join_frames
+from antiphon.core._framer import Fault, LineFramer, escape_separators, join_frames
 from antiphon.core._limits import Limits
 from antiphon.core._protocol import (
     Event,
@@ -32,5 +32,6 @@ __all__ = [
     "Side",
     "UpdateEvent",
     "error_frame",
+    "escape_separators",
     "join_frames",
 ]

@@ -18,7 +18,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Fault", "LineFramer", "join_frames"]
+__all__ = ["Fault", "LineFramer", "escape_separators", "join_frames"]
 
 #: How much of a refused line is kept at each end: enough for an id wherever the sender puts it.
 KEPT = 4096
@@ -64,16 +64,16 @@ class LineFramer:
             `ValueError`.
     """
 
-    __slots__ = ("_head", "_held", "_max", "_pieces", "_skipped", "_start", "_tail")
+    __slots__ = ("_head", "_held", "_line", "_max", "_skipped", "_start", "_tail")
 
     def __init__(self, max_bytes: int) -> None:
         if type(max_bytes) is not int or max_bytes <= 0:
             msg = f"max_bytes must be a positive integer, not {max_bytes!r}"
             raise ValueError(msg)
         self._max = max_bytes
-        self._pieces: list[bytes | bytearray] = []  # the unfinished line; no piece is empty
+        self._line = BytesIO()  # the unfinished line
         self._held = 0  # their length
-        self._skipped = 0  # bytes seen of a line that is too long; then `_pieces` is empty
+        self._skipped = 0  # bytes seen of a line that is too long; then `_line` is empty
         self._head = b""
         self._tail = b""
         self._start = True  # nothing but, perhaps, a part of the byte order mark was seen
@@ -86,7 +86,7 @@ class LineFramer:
     @property
     def unfinished(self) -> bytes:
         """The beginning of a line whose end has not come, at most 4 KiB; b"" where there is none."""
-        return self._head if self._skipped else b"".join(self._pieces)[:KEPT]
+        return self._head if self._skipped else bytes(self._line.getbuffer()[:KEPT])
 
     def feed(self, chunk: bytes) -> list[bytes | Fault]:
         """Take the next bytes of the stream, however many; return the frames they complete.
@@ -149,15 +149,9 @@ class LineFramer:
         if self._skipped:
             self._skip(rest)
             return
-        # Large pieces are kept as they are and joined once. Small ones gather in a bytearray, so
-        # that a peer that writes a few bytes at a time does not cost an object for each.
-        pieces = self._pieces
-        if len(rest) >= KEPT:
-            pieces.append(rest)
-        elif pieces and isinstance(pieces[-1], bytearray):
-            pieces[-1] += rest
-        else:
-            pieces.append(bytearray(rest))
+        # It grows in place, and in the end becomes the frame: pieces that are joined then would take
+        # twice the memory.
+        self._line.write(rest)
         self._held += len(rest)
         # A line of exactly the limit may have its CR here and its LF in the next chunk.
         if self._held - rest.endswith(b"\r") > self._max:
@@ -171,10 +165,11 @@ class LineFramer:
         self._tail = (self._tail + rest[-KEPT - 1 :])[-KEPT - 1 :]
 
     def _take(self, rest: bytes = b"") -> bytes:
-        line = b"".join((*self._pieces, rest))
-        self._pieces.clear()
-        self._held = 0
-        return line
+        if not self._held:
+            return rest
+        line, self._line, self._held = self._line, BytesIO(), 0
+        line.write(rest)
+        return line.getvalue()  # its own bytes, not a copy
 
     def _finish(self, rest: bytes) -> bytes | Fault:
         """Make the frame (perhaps blank) or fault of what is held and `rest`."""
@@ -201,7 +196,11 @@ def join_frames(frames: Sequence[bytes]) -> bytes:
     Both can stand only inside JSON strings, so replacing the bytes is exact. A frame must hold no
     LF: the encoder writes none, and the framer returns none.
     """
-    data = b"\n".join((*frames, b""))
+    return escape_separators(b"\n".join((*frames, b"")))
+
+
+def escape_separators(data: bytes) -> bytes:
+    """The same JSON with U+2028 and U+2029 as escapes: `data` itself where it has none."""
     # The last byte of both is rare and one byte is found fastest; their first, 0xE2, begins every
     # dash and curly quote.
     if (_LAST_OF_2028 in data or _LAST_OF_2029 in data) and _LINE_SEPARATORS.search(data):

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from antiphon._errors import LimitExceeded, RemoteProtocolError, RequestError
+from antiphon.schema import encode_checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -518,7 +519,7 @@ class Protocol:
         key = id_ if _BACKSLASH not in id_ else _key(id_)
         if key not in self.requests:
             return None
-        frame = b'{"jsonrpc":"2.0","id":' + id_ + b',"result":' + body + b"}"
+        frame = b"".join((b'{"jsonrpc":"2.0","id":', id_, b',"result":', body, b"}"))
         if len(frame) > self.limits.frame_bytes:
             self._check(frame)
         del self.requests[key]
@@ -544,16 +545,24 @@ class Protocol:
 
     # ------------------------------------------------------------------ our calls
 
-    def request(self, method: str, params: bytes | None, call: Any) -> tuple[bytes, bytes]:
+    def request(
+        self, method: str, params: bytes | msgspec.Struct | None, call: Any
+    ) -> tuple[bytes, bytes]:
         """Open a call: its id and its frame.
+
+        Parameters that are a struct are written into the frame: large ones are never copied.
 
         Raises:
             LimitExceeded: the frame would be over `frame_bytes`; nothing is open, the id is used up.
+            TypeError, ValueError: parameters that are no JSON; likewise.
         """
         self._last_id += 1
         id_ = b"%d" % self._last_id
-        head = b'{"jsonrpc":"2.0","id":' + id_ + b',"method":' + _name(method)
-        frame = head + b"}" if params is None else head + b',"params":' + params + b"}"
+        if isinstance(params, msgspec.Struct):
+            frame = _request_frame(id_, method, params)
+        else:
+            head = b'{"jsonrpc":"2.0","id":' + id_ + b',"method":' + _name(method)
+            frame = head + b"}" if params is None else b"".join((head, b',"params":', params, b"}"))
         if len(frame) > self.limits.frame_bytes:
             self._check(frame)
         self.calls[id_] = call
@@ -623,14 +632,27 @@ def _name(method: str) -> bytes:
     return known
 
 
+class _Request(msgspec.Struct, gc=False):
+    jsonrpc: str
+    id: Raw
+    method: str
+    params: msgspec.Struct
+
+
+def _request_frame(id_: bytes, method: str, params: msgspec.Struct) -> bytes:
+    try:
+        return encode_checked(_Request("2.0", Raw(id_), method, params))
+    except (TypeError, ValueError):
+        encode_checked(params)  # says what is wrong, by the name of what it is wrong with
+        raise
+
+
 def error_frame(id_: bytes, code: int, message: str, data: Any = None) -> bytes:
     """A response frame with an error. `data` None is left out.
 
     Lone surrogates are replaced: a file name in a message must not cost the peer its answer (field
     fault 07). Raises `TypeError` or `ValueError` for data that is no JSON.
     """
-    from antiphon.schema import encode_checked
-
     body: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
         body["data"] = data

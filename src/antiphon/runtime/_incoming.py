@@ -162,6 +162,8 @@ class Incoming:
         context = self._router.context(method, event.params, params, call)
         if route.accept is not None:
             params = route.accept(params, context)
+            if call.answered and route.withdraw is None:
+                return  # there was nothing to wait for
         if method == "initialize":
             self.held = []
         # No callback that forgets it at its end, as `create_task` has: `_serve` does.

@@ -24,6 +24,8 @@ from antiphon.runtime._telemetry import shown_id, shown_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import msgspec
+
     from antiphon.core import ResponseEvent
     from antiphon.runtime._connection import Connection
 
@@ -107,7 +109,7 @@ class Outgoing:
     def open_call(
         self,
         call: OutboundCall,
-        params: bytes | None,
+        params: bytes | msgspec.Struct | None,
         timeout: float | None = None,
         send: Callable[[bytes], None] | None = None,
     ) -> None:
@@ -119,6 +121,7 @@ class Outgoing:
         Raises:
             ConnectionClosed: the link is gone.
             NotInitialized: before the handshake.
+            TypeError, ValueError: parameters, not encoded yet, are no JSON.
             LimitExceeded: the frame would be over `frame_bytes`; or the peer has sent so much that
                 nobody takes that no answer can be read (`queue_bytes`); or it has not taken what was
                 written before (`unsent_bytes`).

@@ -26,7 +26,7 @@ class RequestRoute(msgspec.Struct, frozen=True):
     raw result; `encode` raises `TypeError` for a value that is none. `invoke` runs in a task of its
     own. `accept`, where given, is called in the reader before that task exists, so that what follows
     in the stream already finds its effect; it may raise `RequestError` to refuse at once, and what it
-    returns takes the place of the parameters. `withdraw` undoes it, where the peer cancels the request
+    returns takes the place of the parameters. If it has answered, and has no `withdraw`, no task is made. `withdraw` undoes it, where the peer cancels the request
     before its task begins: it is called in place of `invoke`.
     """
 

@@ -433,6 +433,8 @@ class AgentPeer(Peer, AgentCalls):
         #: Whether it has let us attach to one.
         self.has_attached = False
         self._relink = None if reattach is None or renew is None else Relink(self, reattach)
+        #: Whether another link may have to be waited for (`link`).
+        self.relinks = self._relink is not None
         self.sessions: dict[str, Session] = {}
         self._late_loads: dict[str, _LateLoad] = {}
         self._handlers = handlers
@@ -1233,7 +1235,9 @@ class AgentPeer(Peer, AgentCalls):
 
     def settle_forgotten(self, session: Session) -> None:
         """Nothing more is delivered to a session that is forgotten, once nothing of it is open."""
-        if not session.forgotten or session.inbox.turn is not None or session.loading:
+        if self.sessions.get(session.session_id) is session:  # it is not forgotten
+            return
+        if session.inbox.turn is not None or session.loading:
             return
         self._router.close_inbox(session.inbox)
 

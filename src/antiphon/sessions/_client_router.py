@@ -105,6 +105,8 @@ class ClientRouter(SideRouter):
         super().__init__("client", peer, handlers)
         self._peer = peer
         self._observers = tuple(handlers.observers(peer))
+        #: Decides a permission request without asking anybody, or gives None; where there is such a thing.
+        self._decide: Callable[[Any], Any] | None = getattr(handlers, "decide_at_once", None)
         self._inboxes: dict[str, Inbox] = {}
         #: Who takes the updates of each of them: the inbox itself, or an attachment in front of it.
         self._takers: dict[str, Taker] = {}
@@ -245,7 +247,8 @@ class ClientRouter(SideRouter):
         match method:
             case "session/request_permission":
                 ask = self._question_handler(invoke)
-                return RequestRoute(decode, ask, encode, self._accept_permission)
+                accept = partial(self._accept_permission, encode)
+                return RequestRoute(decode, ask, encode, accept)
             case "elicitation/create":
                 ask = self._question_handler(invoke)
                 return RequestRoute(decode, ask, encode, self._accept_elicitation)
@@ -254,20 +257,30 @@ class ClientRouter(SideRouter):
             case _:
                 return route
 
-    def _accept_permission(self, params: Any, context: ClientContext) -> Any:
-        """Enter it where `session/cancel` finds it; answered at once in a turn being cancelled."""
-        session = context.session
+    def _accept_permission(
+        self, encode: Callable[[Any], bytes], params: Any, context: ClientContext
+    ) -> Any:
+        """Enter it where `session/cancel` finds it; answered at once in a turn being cancelled.
+
+        So it is where nobody has to be asked: a policy that is always the same needs no task.
+        """
+        call, session = context.call, context.session
         if session is not None and session.inbox.view is not None:
             # It may say what no update has said yet (quirk 14).
             session.inbox.view.apply_tool_call(params.tool_call)
+        if call is not None and self._decide is not None and not _stopping(session):
+            decision = self._decide(params)
+            if decision is not None:
+                self._peer.connection.answer(call, encode(decision))
+                return params
         self._enter(context)
         return params
 
     def _enter(self, context: ClientContext) -> None:
-        call, session = context.call, context.session
+        call = context.call
         if call is None:
             return
-        if session is not None and session.stopping:
+        if _stopping(context.session):
             self._peer.connection.answer(call, _NO_ANSWER[call.method])
         else:
             self._questions[call] = context.session_id
@@ -348,6 +361,10 @@ class ClientRouter(SideRouter):
         for inbox in list(self._inboxes.values()):
             if inbox.session_id not in kept:
                 inbox.end()
+
+
+def _stopping(session: Session | None) -> bool:
+    return session is not None and session.stopping
 
 
 def as_observer(handler: Callable[[Any, Any], Awaitable[None]], peer: AgentPeer) -> Observer:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from antiphon._errors import CapabilityError
-from antiphon.schema import Unknown
+from antiphon.schema import Unknown, v1
 from antiphon.sessions._methods import allowed_by, tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from antiphon.schema import v1
 
 __all__ = ["as_block", "as_blocks", "blocks_text", "check_prompt_content", "missing_capability"]
 
@@ -27,8 +25,6 @@ def as_block(content: str | v1.ContentBlock) -> v1.ContentBlock:
         TypeError: it is neither. Bytes would go out as base64, and all else as what no peer can read.
     """
     if isinstance(content, str):
-        from antiphon.schema import v1
-
         return v1.TextContent(text=content)
     if tag_of(content) not in _BLOCKS and not isinstance(content, Unknown):
         msg = f"{type(content).__name__} is no content: it is a text or a content block"
@@ -40,6 +36,8 @@ def as_blocks(
     content: str | v1.ContentBlock | Sequence[str | v1.ContentBlock],
 ) -> list[v1.ContentBlock]:
     """One or several blocks, given as text or as blocks."""
+    if isinstance(content, str):
+        return [v1.TextContent(text=content)]
     if isinstance(content, (list, tuple)):
         return [as_block(item) for item in content]
     return [as_block(content)]  # type: ignore[arg-type]
@@ -53,6 +51,8 @@ def blocks_text(blocks: Sequence[Any]) -> str:
 def missing_capability(blocks: Sequence[Any], tree: Any) -> str | None:
     """The first prompt capability the blocks need that an agent's capability tree lacks."""
     for block in blocks:
+        if block.__class__ is v1.TextContent:  # the usual, which every agent takes
+            continue
         needed = _GATED.get(tag_of(block))
         if needed is not None and not allowed_by(tree, f"promptCapabilities.{needed}"):
             return needed

@@ -145,17 +145,13 @@ class UpdateQueue:
         self.batch = batch
         return batch.pop()
 
-    async def wait(self) -> None:
-        """Wait for `put` or `wake`. One consumer at a time."""
+    def wait(self) -> asyncio.Future[None]:
+        """To be awaited until `put` or `wake`. One consumer at a time; one that was cancelled is none."""
         if self.waiter is not None and not self.waiter.done():
             msg = "two tasks iterate over the same updates"
             raise RuntimeError(msg)
         waiter = self.waiter = self.connection.create_future()
-        try:
-            await waiter
-        finally:
-            if self.waiter is waiter:
-                self.waiter = None
+        return waiter
 
     def discard(self) -> int:
         """Throw away what waits and give its budget back; returns how many updates that were."""
@@ -529,7 +525,8 @@ class Inbox:
         queue, self.turn = self.turn, None
         self.label = "session"
         if queue is not None:
-            self._leave_over(queue)
+            if self._left_over or queue.held[0]:
+                self._leave_over(queue)
             if isinstance(queue, Sink):
                 self.report(queue.dropped)
         return queue

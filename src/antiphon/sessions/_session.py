@@ -29,7 +29,7 @@ from antiphon._errors import (
     TurnInProgress,
 )
 from antiphon.runtime import OutboundCall
-from antiphon.schema import UNSET, UnsetType, encode_checked
+from antiphon.schema import UNSET, UnsetType, v1, v1_unstable
 from antiphon.sessions._attach_frames import DETACH
 from antiphon.sessions._attachment import Attachment
 from antiphon.sessions._content import as_blocks, check_prompt_content
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from antiphon.runtime import InboundCall
-    from antiphon.schema import v1, v1_unstable
     from antiphon.sessions._agent_peer import AgentPeer
     from antiphon.sessions._attach_frames import History, SessionRecord
     from antiphon.sessions._attachment import Capability
@@ -162,6 +161,24 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
 
     __name__ = "PromptTurn"  # of its instances, where asyncio shows a task
 
+    # What it begins with stands here, where it costs a turn nothing.
+    response: v1_unstable.PromptResponse | None = None
+    _queue: UpdateQueue | None = None
+    _before = 0  # updates received when it was sent
+    _whole = False  # whether all that came since was put into the queue
+    _number = 0  # of the session's turns on this connection
+    _error: Exception | None = None
+    _raw: Any = None
+    _mark = -1  # updates received when the answer came; -1 until then
+    _raised = False
+    _over: asyncio.Future[None] | None = None  # where leaving waits for the answer
+    _backstop: asyncio.TimerHandle | None = None  # since it was cancelled
+    _deadline = 0.0  # of the whole turn, in the loop's seconds
+    _overtime: asyncio.TimerHandle | None = None  # while no call keeps it
+    _given_back = False  # nobody iterates over it, or will
+    #: Whether `session/cancel` was sent: permission requests are answered cancelled from then on.
+    cancelling = False
+
     def __init__(
         self,
         session: Session,
@@ -172,31 +189,15 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         super().__init__("session/prompt", blocking=False)
         self.session = session
         self.params = params
-        self.response: v1_unstable.PromptResponse | None = None
         self._timeout = timeout
         self._silence = silence
-        self._queue: UpdateQueue | None = None
-        self._before = 0  # updates received when it was sent
-        self._whole = False  # whether all that came since was put into the queue
-        self._number = 0  # of the session's turns on this connection
-        self._error: Exception | None = None
-        self._raw: Any = None
-        self._mark = -1  # updates received when the answer came; -1 until then
-        self._raised = False
-        self._over: asyncio.Future[None] | None = None  # where leaving waits for the answer
-        self._backstop: asyncio.TimerHandle | None = None  # since it was cancelled
-        self._deadline = 0.0  # of the whole turn, in the loop's seconds
-        self._overtime: asyncio.TimerHandle | None = None  # while no call keeps it
-        self._given_back = False  # nobody iterates over it, or will
-        #: Whether `session/cancel` was sent: permission requests are answered cancelled from then on.
-        self.cancelling = False
         self.unsent = "session.prompt(…) was never awaited or entered"
 
     # -------------------------------------------------------------- the reader's side
 
     def answered(self, result: Any, error: Exception | None) -> None:
         """The end of the turn, in the place it has in the stream; or not its end, if more comes."""
-        session, connection = self.session, self.session.inbox.connection
+        session = self.session
         attachment = session.attachment
         if self.ended:  # records of its session have said so before
             return
@@ -204,7 +205,8 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             self._goes_on()
             return
         self._end(result, error)
-        if isinstance(error, RequestTimeout):
+        if error is not None and isinstance(error, RequestTimeout):
+            connection = session.inbox.connection
             # What comes until the agent has stopped belongs to this turn, not to the next.
             session.winding_down = _WindingDown(session)
             connection.linger(self, session.winding_down, connection.limits.cancel_backstop)
@@ -262,28 +264,32 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         return inbox.turn is self._queue and inbox.held()[1] > inbox.connection.limits.queue_bytes
 
     def _end(self, result: Any, error: Exception | None) -> None:
-        inbox = self.session.inbox
+        session = self.session
+        inbox = session.inbox
         self._raw, self._error = result, error
         if isinstance(error, ConnectionClosed):
-            self.session.interrupted = self
+            session.interrupted = self
         self._mark = inbox.received
-        for timer in (self._backstop, self._overtime):
-            if timer is not None:
-                timer.cancel()
-        self._listen_no_more()
-        if self.session.attachment is not None:
-            self.session.attachment.turn_over()
+        if self._backstop is not None:
+            self._backstop.cancel()
+        if self._overtime is not None:
+            self._overtime.cancel()
+        if session.watch is not None:
+            self._listen_no_more()
+        if session.attachment is not None:
+            session.attachment.turn_over()
         left = inbox.turn_ended()
         queue = self._queue
-        self._whole = queue is not None and (queue.cut or (left is queue and not queue.retired))
-        self.session.turn = None
-        if self._queue is not None:
-            self._queue.wake()
+        session.turn = None
+        if queue is not None:
+            self._whole = queue.cut or (left is queue and not queue.retired)
+            if queue.waiter is not None:
+                queue.wake()
         if self._over is not None and not self._over.done():
             self._over.set_result(None)
         if inbox.view is not None:
             inbox.view.end_turn(_stop_reason(result))
-        self.session.peer.settle_forgotten(self.session)
+        session.peer.settle_forgotten(session)
 
     # -------------------------------------------------------------- the user's side
 
@@ -313,15 +319,16 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             raise LocalProtocolError(msg)
         if session.turn is not None:
             raise TurnInProgress(session.session_id)
+        inbox = session.inbox
+        connection = inbox.connection
         if session.loading:
             msg = f"session {session.session_id!r} is being loaded"
             raise LocalProtocolError(msg)
-        if session.forgotten and not session.inbox.connection.closed:
+        if session.forgotten and not connection.closed:
             # Its updates would reach nobody.
             msg = f"session {session.session_id!r} was closed here; load or resume it"
             raise LocalProtocolError(msg)
         check_prompt_content(self.params.prompt, session.peer.tree)
-        inbox, connection = session.inbox, session.inbox.connection
         session.turns += 1
         self._number = session.turns
         self._queue = inbox.turn = (
@@ -337,7 +344,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         if session.attachment is not None:
             session.attachment.turn_sent(self)
         try:
-            connection.open_call(self, encode_checked(self.params), self._timeout)
+            connection.open_call(self, self.params, self._timeout)
         except BaseException:
             inbox.turn = self._queue = session.turn = None
             inbox.label = "session"
@@ -419,17 +426,21 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             if update is not None:
                 return update
             if self._mark >= 0:
-                await self._finish()
+                if self.session.inbox.observed:
+                    await self._observed()
+                self._finish()
                 raise StopAsyncIteration
             await queue.wait()
 
-    async def _finish(self) -> None:
+    async def _observed(self) -> None:
+        """Wait until everything before the answer was delivered to the observers, too."""
+        # A lost link, a timeout and a spent budget are no answers: they are seen at once (DESIGN §4.6).
+        if not isinstance(self._error, (ConnectionClosed, RequestTimeout, LimitExceeded)):
+            await self.session.inbox.settled(self._mark)
+
+    def _finish(self) -> None:
         """The answer, once everything before it was delivered: to us, and to the observers."""
         inbox = self.session.inbox
-        # A lost link, a timeout and a spent budget are no answers: they are seen at once (DESIGN §4.6).
-        unanswered = isinstance(self._error, (ConnectionClosed, RequestTimeout, LimitExceeded))
-        if inbox.observed and not unanswered:
-            await inbox.settled(self._mark)
         if self._error is not None:
             self._raised = True
             raise self._error
@@ -444,8 +455,6 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
                 self._raised = True
                 raise
         if self.response is None:
-            from antiphon.schema import v1_unstable
-
             try:
                 self.response = read_result(self.method, v1_unstable.PromptResponse, self._raw)
             except RemoteProtocolError:
@@ -467,7 +476,11 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
 
     async def __aenter__(self) -> Self:
         self.unsent = ""
-        await self._begin()
+        session = self.session
+        if session.winding_down is None and session.attachment is None and not session.peer.relinks:
+            self._send()  # nothing to wait for
+        else:
+            await self._begin()
         return self
 
     async def __aexit__(
@@ -483,7 +496,9 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             return
         self._let_go()
         if kind is None:
-            await self._finish()
+            if self.session.inbox.observed:
+                await self._observed()
+            self._finish()
 
     async def _leave(self) -> None:
         """Cancel the turn, let go of what comes, wait for the answer within the back-stop."""
@@ -499,7 +514,9 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
                 await asyncio.shield(self._over)
                 # An answer is to be seen afterwards; an error of a turn that was left is not.
                 with suppress(AntiphonError):
-                    await self._finish()
+                    if self.session.inbox.observed:
+                        await self._observed()
+                    self._finish()
         except TimeoutError:  # an observer is still busy with the last updates
             if not self.ended:
                 self._give_up(limit)
@@ -713,8 +730,6 @@ class Session:
                 `timeout`. UNSET: `Limits.silence_timeout`; None: no bound.
             meta: `_meta` of the request.
         """
-        from antiphon.schema import v1
-
         params = v1.PromptRequest(
             session_id=self.session_id,
             prompt=as_blocks(content),
@@ -802,8 +817,6 @@ class Session:
 
     async def set_mode(self, mode_id: str) -> None:
         """`session/set_mode`. Raises `RequestError` (-32602 for an unknown mode)."""
-        from antiphon.schema import v1
-
         await self.peer.request(
             v1.SetSessionModeRequest(session_id=self.session_id, mode_id=mode_id)
         )
@@ -814,8 +827,6 @@ class Session:
         value: str | bool,  # noqa: FBT001  (a value of the protocol, not a switch)
     ) -> list[v1_unstable.SessionConfigOption]:
         """`session/set_config_option`; returns the full list of options as they are now."""
-        from antiphon.schema import v1
-
         params = v1.SetSessionConfigOptionRequest(
             session_id=self.session_id,
             config_id=config_id,
@@ -983,8 +994,6 @@ class Session:
 
     def view_opened(self, method: str, raw: Any) -> None:
         """An answer to a load or resume, in the reader: what the view says of modes and options."""
-        from antiphon.schema import v1, v1_unstable
-
         view = self.inbox.view
         with suppress(RemoteProtocolError):  # which the caller is told
             response = read_result(method, v1_unstable.LoadSessionResponse, raw)
@@ -999,8 +1008,6 @@ class Session:
         view = self.inbox.view
         if view is None:
             return
-        from antiphon.schema import v1
-
         if isinstance(params, v1.SetSessionModeRequest):
             view.apply(v1.CurrentModeUpdate(current_mode_id=params.mode_id))
         elif isinstance(params, v1.SetSessionConfigOptionRequest):

@@ -11,9 +11,9 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from antiphon._descriptors import open_reader, open_writer
+from antiphon._descriptors import HIGH_WATER, open_reader, open_writer
 from antiphon._errors import LocalProtocolError
-from antiphon.core import Limits, LineFramer, join_frames
+from antiphon.core import Limits, LineFramer, escape_separators, join_frames
 
 if TYPE_CHECKING:
     from antiphon._descriptors import Reader, Writer
@@ -142,8 +142,15 @@ class StreamTransport:
 
     def send(self, frames: list[bytes]) -> None:
         """Take frames and write at once what the peer takes; joined once, never copied again."""
-        if self._writer is not None and frames and not self._closing:
-            self._writer.write(join_frames(frames))
+        writer = self._writer
+        if writer is None or not frames or self._closing:
+            return
+        if len(frames) == 1 and len(frames[0]) > HIGH_WATER:
+            # Its line end is not worth a copy of it: the two leave together, or what is left of them.
+            writer.write(escape_separators(frames[0]))
+            writer.write(b"\n")
+        else:
+            writer.write(join_frames(frames))
 
     @property
     def unsent(self) -> int:
