@@ -109,9 +109,18 @@ def changed(owner: Any, name: str, wrong: Callable[..., Any]) -> Wrong:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, name, instead)
+            if name == "put" and hasattr(owner, "put_all"):
+                patch.setattr(owner, "put_all", one_by_one)
             yield used
 
     return change
+
+
+def one_by_one(self: Any, several: Any, second: Any) -> None:
+    """A `put_all` that is `put` for each, so that what stands for the one stands for both."""
+    frames = [update.frame for update in several] if isinstance(second, int) else second
+    for item, frame in zip(several, frames, strict=True):
+        self.put(item, len(frame) if isinstance(second, int) else frame)
 
 
 def together(*wrongs: Wrong) -> Wrong:

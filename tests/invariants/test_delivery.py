@@ -20,7 +20,7 @@ from antiphon.schema import loads
 from antiphon.sessions._inbox import Inbox, TracedQueue, UpdateQueue
 from antiphon.sessions._session import PromptTurn
 from antiphon.testing import raw_agent
-from tests.invariants.controls import changed, controlled, on_the_wire
+from tests.invariants.controls import changed, controlled, on_the_wire, one_by_one
 from tests.invariants.sides import turns
 from tests.invariants.test_turns import under_one_name
 
@@ -111,6 +111,7 @@ def losing(text: str, *, times: int = 0) -> Generator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(UpdateQueue, "put", put)
+        patch.setattr(UpdateQueue, "put_all", one_by_one)
         yield
 
 

@@ -145,13 +145,17 @@ class UpdateQueue:
         self.batch = batch
         return batch.pop()
 
-    def wait(self) -> asyncio.Future[None]:
-        """To be awaited until `put` or `wake`. One consumer at a time; one that was cancelled is none."""
+    async def wait(self) -> None:
+        """Wait for `put` or `wake`. One consumer at a time."""
         if self.waiter is not None and not self.waiter.done():
             msg = "two tasks iterate over the same updates"
             raise RuntimeError(msg)
         waiter = self.waiter = self.connection.create_future()
-        return waiter
+        try:
+            await waiter
+        finally:
+            if self.waiter is waiter:
+                self.waiter = None
 
     def discard(self) -> int:
         """Throw away what waits and give its budget back; returns how many updates that were."""

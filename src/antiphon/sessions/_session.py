@@ -426,21 +426,18 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             if update is not None:
                 return update
             if self._mark >= 0:
-                if self.session.inbox.observed:
-                    await self._observed()
-                self._finish()
+                await self._finish()
                 raise StopAsyncIteration
             await queue.wait()
 
-    async def _observed(self) -> None:
-        """Wait until everything before the answer was delivered to the observers, too."""
-        # A lost link, a timeout and a spent budget are no answers: they are seen at once (DESIGN §4.6).
-        if not isinstance(self._error, (ConnectionClosed, RequestTimeout, LimitExceeded)):
-            await self.session.inbox.settled(self._mark)
-
-    def _finish(self) -> None:
+    async def _finish(self) -> None:
         """The answer, once everything before it was delivered: to us, and to the observers."""
         inbox = self.session.inbox
+        # A lost link, a timeout and a spent budget are no answers: they are seen at once (DESIGN §4.6).
+        if inbox.observed and not isinstance(
+            self._error, (ConnectionClosed, RequestTimeout, LimitExceeded)
+        ):
+            await inbox.settled(self._mark)
         if self._error is not None:
             self._raised = True
             raise self._error
@@ -496,9 +493,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             return
         self._let_go()
         if kind is None:
-            if self.session.inbox.observed:
-                await self._observed()
-            self._finish()
+            await self._finish()
 
     async def _leave(self) -> None:
         """Cancel the turn, let go of what comes, wait for the answer within the back-stop."""
@@ -514,9 +509,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
                 await asyncio.shield(self._over)
                 # An answer is to be seen afterwards; an error of a turn that was left is not.
                 with suppress(AntiphonError):
-                    if self.session.inbox.observed:
-                        await self._observed()
-                    self._finish()
+                    await self._finish()
         except TimeoutError:  # an observer is still busy with the last updates
             if not self.ended:
                 self._give_up(limit)
