@@ -229,7 +229,7 @@ def table(found: Sequence[Row]) -> str:
             row.unit,
             shown(row.figure),
             shown(row.reference),
-            "" if row.target.against is None else f"{row.ratio:.2f}",
+            "" if row.target.against is None else f"{row.ratio:.3f}",
             bound_of(row.target),
             verdict,
             *(shown(row.peers.get(name)) for name in peers),

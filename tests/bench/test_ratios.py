@@ -102,9 +102,9 @@ def test_each_target_stands_beside_what_was_measured() -> None:
     ]
     assert found[5].note == "b"
     assert table(found).splitlines()[2:5] == [
-        "| agent/stream-32 | us CPU | 1.00 | 10.0 | 0.10 | ≤ 0.1 | ok | 0.08 |",
-        "| agent/stream-32, against raw-asyncio | us CPU | 1.00 | 0.90 | 1.25 | ≤ 1 | **miss** |  |",
-        "| agent/stream-32, antiphon-durable | us CPU | 6.00 | 10.0 | 0.60 | ≤ 0.5 | **miss** |  |",
+        "| agent/stream-32 | us CPU | 1.00 | 10.0 | 0.100 | ≤ 0.1 | ok | 0.08 |",
+        "| agent/stream-32, against raw-asyncio | us CPU | 1.00 | 0.90 | 1.250 | ≤ 1 | **miss** |  |",
+        "| agent/stream-32, antiphon-durable | us CPU | 6.00 | 10.0 | 0.600 | ≤ 0.5 | **miss** |  |",
     ]
 
 
