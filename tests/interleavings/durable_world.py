@@ -36,12 +36,17 @@ _POLICIES = ("from_offset", "tip", "from_offset", "none")
 
 
 class GatedJournal(MemoryJournal):
-    """A journal in memory on which appends wait while its gate is closed."""
+    """A journal in memory on which appends, and what an attach reads, wait while their gates are closed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gate = asyncio.Event()
+        self.reading = asyncio.Event()
+        self.open_gates()
+
+    def open_gates(self) -> None:
         self.gate.set()
+        self.reading.set()
 
     async def open(self, session_id: str) -> SessionLog:
         return _GatedLog(self, await super().open(session_id))
@@ -59,6 +64,7 @@ class _GatedLog(LogOver):
     async def read(self, start: int, stop: int) -> list[Record]:
         # A store on disk takes its time.
         await asyncio.sleep(0)
+        await self._journal.reading.wait()
         return await super().read(start, stop)
 
     async def high_watermark(self) -> int:
@@ -339,6 +345,9 @@ class DurableWorld(World):
         "quick": 5,
         "shut": 2,
         "open": 6,
+        "stall": 2,
+        "read": 6,
+        "overtake": 3,
         "turn": 12,
         "rest": 4,
         "restart": 1,
@@ -347,6 +356,8 @@ class DurableWorld(World):
     def __init__(self, variant: int = 0) -> None:
         super().__init__(variant)
         self.variant = variant
+        #: Where there are few, their steps meet more often.
+        self.most_clients, self.most_sessions = (2, 1) if variant & 256 else (4, 3)
         self.journal = GatedJournal()
         self.agent = Puppet(self)
         self.durability = self._durability()
@@ -362,7 +373,7 @@ class DurableWorld(World):
             self.journal,
             policy=_anybody,
             outlive=bool(self.variant & 1),
-            credit=4 if self.variant & 2 else 1024,
+            credit=(1 if self.variant & 32 else 4) if self.variant & 2 else 1024,
             prompts=bool(self.variant & 4),
         )
 
@@ -392,7 +403,7 @@ class DurableWorld(World):
     # -------------------------------------------------------------- steps
 
     async def do_connect(self, a: int, b: int) -> None:
-        if len([c for c in self.clients if not c.link.lost]) >= 4:
+        if len([c for c in self.clients if not c.link.lost]) >= self.most_clients:
             return
         client = Client(self, len(self.clients))
         self.clients.append(client)
@@ -406,7 +417,7 @@ class DurableWorld(World):
 
     async def do_new(self, a: int, b: int) -> None:
         client = self._client(a)
-        if client is not None and len(self.sessions) < 3:
+        if client is not None and len(self.sessions) < self.most_sessions:
             client.news.add(client.ask("session/new", {"cwd": "/w", "mcpServers": []}, "new"))
             self._deliver(client)
 
@@ -534,6 +545,27 @@ class DurableWorld(World):
     async def do_open(self, a: int, b: int) -> None:
         self.journal.gate.set()
 
+    async def do_stall(self, a: int, b: int) -> None:
+        """Reading takes its time: an attach that is under way stays so."""
+        self.journal.reading.clear()
+
+    async def do_read(self, a: int, b: int) -> None:
+        self.journal.reading.set()
+
+    async def do_overtake(self, a: int, b: int) -> None:
+        """An attach that reads for long, while the turn there is ends and its own connection's begins."""
+        await self.do_stall(a, b)
+        await self.do_attach(a, b)
+        for _ in range(b % 4):
+            await self.turns(4)
+            await self.do_say(a, b)
+        await self.turns(4)
+        await self.do_end(a, b)
+        await self.turns(8)
+        await self.do_prompt(a, b)
+        await self.turns(8)
+        await self.do_say(a, b)
+
     async def do_rest(self, a: int, b: int) -> None:
         """Everything that can happen by itself does."""
         if self.journal.gate.is_set():
@@ -541,7 +573,7 @@ class DurableWorld(World):
 
     async def do_restart(self, a: int, b: int) -> None:
         """The program ends, in order, and another one opens the journal."""
-        self.journal.gate.set()
+        self.journal.open_gates()
         for client in self.clients:
             client.link.die(None)
         await self.durability.aclose()
@@ -584,7 +616,7 @@ class DurableWorld(World):
             self.violated(f"{prompt.text}: {seen} were seen, and said were {said.texts}")
 
     async def end(self) -> None:
-        self.journal.gate.set()
+        self.journal.open_gates()
         for client in self.clients:
             if not client.link.lost:
                 client.peer.connection.resume_writing()

@@ -127,6 +127,17 @@ def held_back_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DurableLink, "attach_failed", failed)
 
 
+def lag_before_the_answer_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """An attach is answered as if it had all that is live, and has lagged already."""
+    answered = DurableLink.attach_answered
+
+    def all_is_had(self: DurableLink, uncovered: int, mark: int) -> None:
+        answered(self, uncovered, mark)
+        self._held_back = {}
+
+    patch.setattr(DurableLink, "attach_answered", all_is_had)
+
+
 def two_tails(patch: pytest.MonkeyPatch) -> None:
     def detach(self: DurableLink) -> None:
         self.attached = None
@@ -186,6 +197,7 @@ def uncompleted(patch: pytest.MonkeyPatch) -> None:
         no_latch,
         gate_open,
         held_back_for_ever,
+        lag_before_the_answer_forgotten,
         two_tails,
         late_answer,
         forgotten_record,

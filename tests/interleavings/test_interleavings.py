@@ -51,6 +51,29 @@ def test_no_random_interleaving_breaks_the_delivery_contract(
     assert steps >= 5 * len(seed.numbers(count))
 
 
+#: Programs that found a fault once: its world, and what it was.
+FOUND = {
+    "a close that timed out, and a second one: the last updates of the turn between were lost": (
+        "client",
+        5888,
+        [
+            *(Step("prompt", 11, 36), Step("observe", 45, 37), Step("update", 39, 8)),
+            *(Step("update", 24, 55), Step("deliver", 52, 55), Step("close", 9, 52)),
+            *(Step("time", 54, 38), Step("time", 24, 60), Step("cancel", 38, 10)),
+            *(Step("update", 36, 4), Step("close", 0, 0)),
+        ],
+    ),
+}
+
+
+@pytest.mark.alarms("dup_reply")
+@pytest.mark.parametrize("fault", FOUND)
+def test_what_was_found_once_stays_mended(fault: str) -> None:
+    kind, variant, program = FOUND[fault]
+
+    assert run_one(WORLDS[kind], program, variant)[0] == []
+
+
 # ------------------------------------------------------------------ each law can fail
 
 

@@ -717,7 +717,8 @@ async def test_a_session_being_closed_lets_go_of_its_turn_only_where_the_budget_
     assert inbox.turn is turn
     put(inbox, "d")
     assert texts(list(iter(turn.take, None))) == ["d"]
-    assert turn.retired is spent  # it is not whole
+    assert turn.cut is spent  # it is not whole
+    assert not turn.retired
     assert view.messages[0].text == "abcd"
     counts = [facts["updates"] for name, facts in link.events if name == "updates_discarded"]
     assert counts == ([2, 1] if spent else [])
@@ -962,6 +963,18 @@ async def test_a_turn_is_let_go_of_as_soon_as_a_session_being_closed_has_spent_t
     inbox.look()
     assert len(turn) == 0
     assert link.queued_updates == 0
+
+
+async def test_a_turn_that_outlives_a_close_keeps_its_last_updates_from_the_next() -> None:
+    link, inbox = made()
+    turn = inbox.turn = UpdateQueue(cast("Any", link))
+    link.budget_spent = True
+    inbox.let_go()
+    inbox.keep()  # it was not answered
+    put(inbox, "a", "b")
+    assert inbox.turn_ended() is turn
+    inbox.let_go()
+    assert turn.held[0] == link.queued_updates == 2
 
 
 async def test_a_history_that_is_complete_and_not_taken_is_let_go_with_its_session() -> None:

@@ -503,7 +503,8 @@ class Inbox:
             self.turn = self._let_go_sink = Sink(self.connection)
             turn.cut = True
             turn.lost += len(turn)
-            self.forget(turn)
+            # Not retired: if the session is not closed after all, the turn goes on with it.
+            self.report(turn.discard())
 
     def keep(self) -> None:
         """Undo `let_go`: the session was not closed after all. Idempotent."""
