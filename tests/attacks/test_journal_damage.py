@@ -389,6 +389,30 @@ async def test_what_is_spoiled_beside_the_records_is_named(
 @pytest.mark.parametrize(
     "statement",
     [
+        # One bit of the last row's key, of the first one's, of what sessions know of themselves.
+        "UPDATE records SET key = key + (1 << 36) WHERE key = (SELECT max(key) FROM records)",
+        "UPDATE records SET key = key + (1 << 36) WHERE key = (SELECT min(key) FROM records)",
+        "UPDATE sessions SET records = records + (1 << 36)",
+    ],
+)
+async def test_a_number_that_is_far_too_high_is_no_reason_to_look_for_so_many_records(
+    kept: Kept, tmp_path: Path, statement: str
+) -> None:
+    file = fullest(kept)
+    path = kept.copied(tmp_path / "copy") / file.name
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute(statement)
+    examination = Examination(kept, tmp_path / "copy", file.name)
+
+    await examination.run()
+
+    assert not examination.wrong
+    assert examination.damages
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
         # Rows of two sessions that changed places: each is whole, and neither's own.
         """UPDATE records SET key = (3 << 40) - (key - 36) + 36 + (1 << 62)
             WHERE key IN ((1 << 40) + 36, (2 << 40) + 36)""",

@@ -379,41 +379,59 @@ def _readable(
     number = None if database is None else number_of(database.execute, session_id)
     if database is None or number is None:
         return records, gaps, 0
-    for found in scan(database.execute, session_id, number, start):
-        for part in _probed(database, session_id, number, found):
+    look = partial(probe, database.execute, session_id, number)
+
+    def look_for(gap: Gap, most: int) -> None:
+        for part in look(gap, most):
             if isinstance(part, Gap):
                 gaps.append(part)
             else:
                 records.append(part)
+
+    gap: Gap | None = None
+    for found in scan(database.execute, session_id, number, start):
+        if isinstance(found, Gap):
+            gap = found
+            continue
+        if gap is not None:
+            look_for(gap, gap.last)
+            gap = None
+        records.append(found)
         if len(records) >= _FOLLOWED:
             return records, gaps, records[-1].offset + 1
-    noted = _noted(database, number)
+    # No sound record is behind it, so that its end may be a key that is spoiled: far away.
+    noted, most = _noted(database, number, session_id)
+    if gap is not None:
+        look_for(gap, most)
     last = max(start - 1, records[-1].offset if records else 0, gaps[-1].last if gaps else 0)
     if noted > last:
-        for part in _probed(database, session_id, number, Gap(last + 1, noted, "cannot be found")):
-            if isinstance(part, Gap):
-                gaps.append(part)
-            else:
-                records.append(part)
+        look_for(Gap(last + 1, noted, "cannot be found"), most)
     return records, gaps, 0
 
 
-def _probed(
-    database: sqlite3.Connection, session_id: str, number: int, found: Record | Gap
-) -> Iterator[Record | Gap]:
-    if isinstance(found, Gap):
-        yield from probe(database.execute, session_id, number, found)
-    else:
-        yield found
+#: No record takes fewer bytes of a file.
+_LEAST = 32
 
 
-def _noted(database: sqlite3.Connection, number: int) -> int:
-    """How many records a session should have, 0 where nobody knows."""
+def _noted(database: sqlite3.Connection, number: int, session_id: str) -> tuple[int, int]:
+    """How many records a session should have, 0 where nobody knows, and how many there can be."""
+    noted = size = 0
     try:
-        row = database.execute("SELECT records FROM sessions WHERE number=?", (number,)).fetchone()
-    except sqlite3.DatabaseError:
-        return 0
-    return row[0] if row is not None and isinstance(row[0], int) else 0
+        ((size,),) = database.execute(
+            "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+        )
+        row = database.execute(
+            "SELECT records, created, updated, meta, title, latest, sum FROM sessions"
+            " WHERE number=?",
+            (number,),
+        ).fetchone()
+        if row is not None and isinstance(row[0], int):
+            noted = row[0]
+            if index_of(row, "", session_id)[1]:
+                return noted, noted
+    except (sqlite3.DatabaseError, JournalDamaged):
+        pass  # what is known by now has to do
+    return noted, size // _LEAST
 
 
 def read_records(

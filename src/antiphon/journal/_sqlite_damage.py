@@ -328,14 +328,16 @@ def check_absence(execute: Execute, name: str, stored: bytes) -> None:
         raise JournalDamaged(name, "it has records, and no sessions")
 
 
-def probe(execute: Execute, session_id: str, number: int, gap: Gap) -> Iterator[Record | Gap]:
-    """What of a gap can be had all the same, each record looked for by its own key.
+def probe(
+    execute: Execute, session_id: str, number: int, gap: Gap, most: int
+) -> Iterator[Record | Gap]:
+    """What of a gap can be had all the same, each record up to `most` looked for by its own key.
 
     Rows that are in no order end a look through them, and not a search.
     """
     low, due = base(number), gap.first
     lost: Gap | None = None
-    while due <= gap.last:
+    while due <= min(gap.last, most):
         run = _run_around(execute, session_id, low, due)
         found = run.get(due)
         if not isinstance(found, Record):
@@ -349,6 +351,8 @@ def probe(execute: Execute, session_id: str, number: int, gap: Gap) -> Iterator[
             yield found
             due += 1
             found = run.get(due)
+    if due <= gap.last:
+        lost = _grown(lost, due, gap.last, gap.reason)
     if lost is not None:
         yield lost
 
