@@ -130,12 +130,18 @@ class Peer:
 
     async def lasting_child(self) -> int:
         """Fork a child that holds what it has inherited until it is killed; its pid."""
+        reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(0)
             os.close(1)
+            os.close(writing)
             while True:
                 time.sleep(60)
+        # It lets go of its copy of the lock itself, before it is here: only then may its parent die.
+        os.close(writing)
+        os.read(reading, 1)
+        os.close(reading)
         return pid
 
 
