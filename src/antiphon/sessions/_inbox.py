@@ -137,10 +137,13 @@ class UpdateQueue:
                 self.full.look()
         if not self.items:
             return None
-        batch, self.items = self.items, []
+        batch = self.items
         self._batch_bytes, self.size = self.size, 0
         self._batch_count = count = len(batch)
         self.passed += count
+        if count == 1:  # a lone one leaves the list to the next
+            return batch.pop()
+        self.items = []
         batch.reverse()
         self.batch = batch
         return batch.pop()

@@ -161,15 +161,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
 
     __name__ = "PromptTurn"  # of its instances, where asyncio shows a task
 
-    # What it begins with stands here, where it costs a turn nothing.
-    response: v1_unstable.PromptResponse | None = None
-    _queue: UpdateQueue | None = None
-    _before = 0  # updates received when it was sent
-    _whole = False  # whether all that came since was put into the queue
-    _number = 0  # of the session's turns on this connection
-    _error: Exception | None = None
-    _raw: Any = None
-    _mark = -1  # updates received when the answer came; -1 until then
+    # What few turns change stands here, where it costs the others nothing.
     _raised = False
     _over: asyncio.Future[None] | None = None  # where leaving waits for the answer
     _backstop: asyncio.TimerHandle | None = None  # since it was cancelled
@@ -192,6 +184,15 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         self._timeout = timeout
         self._silence = silence
         self.unsent = "session.prompt(…) was never awaited or entered"
+        # What every turn changes is set at once: Python 3.11 makes a dictionary where it comes late.
+        self.response: v1_unstable.PromptResponse | None = None
+        self._queue: UpdateQueue | None = None
+        self._before = 0  # updates received when it was sent
+        self._whole = False  # whether all that came since was put into the queue
+        self._number = 0  # of the session's turns on this connection
+        self._error: Exception | None = None
+        self._raw: Any = None
+        self._mark = -1  # updates received when the answer came; -1 until then
 
     # -------------------------------------------------------------- the reader's side
 
