@@ -520,14 +520,45 @@ async def test_a_fixed_policy_decides_at_once_what_its_handler_would(
     )
 
 
-def test_what_may_decide_otherwise_is_always_asked() -> None:
-    class Own(Client):
-        async def request_permission(self, params: Any, ctx: Any) -> v1.RequestPermissionResponse:
-            raise NotImplementedError
+class Own(Client):
+    """Decides by itself, whatever its policy says."""
 
+    async def request_permission(self, params: Any, ctx: Any) -> v1.RequestPermissionResponse:
+        return v1.RequestPermissionResponse(outcome=v1.SelectedPermissionOutcome(option_id="never"))
+
+
+class Served(Client):
+    """Decides by itself, by what it serves alone."""
+
+    def find_handler(self, name: str) -> Any:
+        return (
+            Own().request_permission if name == "request_permission" else super().find_handler(name)
+        )
+
+
+class Lent(Client):
+    """Serves what another one does, which has the other policy."""
+
+    def find_handler(self, name: str) -> Any:
+        return Client(permissions=lambda _p, _c: "never").find_handler(name)
+
+
+def _changed() -> Client:
     changed = Client(permissions="allow")
     changed.request_permission = Own().request_permission  # type: ignore[method-assign]
+    return changed
+
+
+@pytest.mark.parametrize("make", [Own, Served, Lent, _changed])
+async def test_what_is_served_decides_and_no_policy_in_its_place(make: Any) -> None:
+    client = make() if make is _changed else make(permissions="allow")
     params: Any = None
 
-    for client in (Own(permissions="allow"), changed, Client(permissions=lambda _p, _c: True)):
-        assert client.decide_at_once(params) is None
+    assert client.decide_at_once(params) is None
+    assert await decided(client, *USUAL) == selected("never")
+
+
+def test_a_policy_that_is_a_function_is_always_asked() -> None:
+    params: Any = None
+
+    assert Client(permissions=lambda _p, _c: True).decide_at_once(params) is None

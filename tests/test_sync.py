@@ -45,7 +45,7 @@ from antiphon import (
     extension,
 )
 from antiphon.schema import v1, v1_unstable
-from antiphon.services import Answer, Decision, Files, Permissions, Request
+from antiphon.services import Answer, Decision, Elicitation, Files, Permissions, Request
 from antiphon.transports import ProcessTransport
 from tests.in_process import InProcess
 
@@ -617,8 +617,13 @@ def test_a_client_that_decides_by_itself_takes_no_other_decision() -> None:
                 outcome=v1.SelectedPermissionOutcome(option_id="allow_always")
             )
 
-    with connected(client=Decided()) as (_, session):
-        assert session.prompt("ask").run().text == "True allow_always"
+    def fill_in(form: Any, ctx: Any) -> None:
+        raise AssertionError
+
+    # Also where something else of it has to ask in the thread that waits, so that it is lent.
+    for elicitation in (None, Elicitation(form=fill_in)):
+        with connected(client=Decided(elicitation=elicitation)) as (_, session):
+            assert session.prompt("ask").run().text == "True allow_always"
     with pytest.raises(TypeError, match="Decided"):
         antiphon.sync.connect(InProcess(Script()), client=Decided(), permissions="allow")
 

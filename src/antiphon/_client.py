@@ -143,8 +143,13 @@ class Client(ClientHandlers):
     ) -> v1.RequestPermissionResponse | None:
         """What `request_permission` answers where that is always the same; None where it has to run."""
         permissions = self.permissions
-        if callable(permissions) or (
-            getattr(self.request_permission, "__func__", None) is not Client.request_permission
+        if callable(permissions):
+            return None
+        # Of what is served: a subclass, an instance or `find_handler` may have put another in its place.
+        handler = self.find_handler("request_permission")
+        if (
+            getattr(handler, "__func__", None) is not Client.request_permission
+            or getattr(handler, "__self__", None) is not self
         ):
             return None
         return _outcome(_choose(permissions == "allow", params.options))
