@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
@@ -86,6 +87,68 @@ def test_what_one_expiry_raises_keeps_no_other_from_its_own() -> None:
         await asyncio.sleep(6)
         assert expired == calls
         assert len(told) == 3
+
+    run_virtual(main())
+
+
+_WHO: ContextVar[int] = ContextVar("who")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_expiry_sees_the_context_of_who_made_the_call_whoever_the_timer_was_set_for(
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+
+    async def main() -> None:
+        seen: dict[OutboundCall, int] = {}
+
+        def expire(call: OutboundCall, _seconds: float) -> None:
+            assert call not in seen
+            seen[call] = _WHO.get()
+
+        deadlines = Deadlines(asyncio.get_running_loop(), expire)
+        made: dict[OutboundCall, int] = {}
+        for number in range(30):
+            call: OutboundCall = Call()
+            made[call] = number
+            context = copy_context()
+            context.run(_WHO.set, number)
+            context.run(deadlines.put, call, rng.choice((0, 1.0, 5.0, rng.random())))
+            if rng.random() < 0.3:
+                await asyncio.sleep(0.5)
+        await asyncio.sleep(10)
+        assert seen == made
+
+    run_virtual(main())
+
+
+async def test_a_timeout_is_told_in_the_context_of_the_call_that_timed_out() -> None:
+    told: list[tuple[Any, int]] = []
+
+    def note(event: Any) -> None:
+        if event.name == "call_timed_out":
+            told.append((event.facts["method"], _WHO.get()))
+
+    async def ask(link: Any, number: int) -> None:
+        _WHO.set(number)
+        with pytest.raises(RequestTimeout):
+            await link.connection.request(f"x/{number}", None, number / 1000)
+
+    async with linked("client", telemetry=note) as link:
+        await asyncio.gather(*(asyncio.create_task(ask(link, number)) for number in range(5)))
+    assert sorted(told) == [(f"x/{number}", number) for number in range(5)]
+
+
+def test_lengths_that_are_none_are_refused_and_leave_nothing() -> None:
+    async def main() -> None:
+        deadlines = Deadlines(asyncio.get_running_loop(), lambda call, seconds: None)
+        for _ in range(20):
+            length: Any = object()
+            with pytest.raises(TypeError):
+                deadlines.put(Call(), length)
+        assert not deadlines._rows
+        assert timers() == []
 
     run_virtual(main())
 

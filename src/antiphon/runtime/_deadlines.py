@@ -8,12 +8,14 @@ Leaves what a timeout means to `_outgoing`.
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+    from contextvars import Context
 
     from antiphon.runtime._outgoing import OutboundCall
 
@@ -28,7 +30,8 @@ class Deadlines:
 
     Args:
         loop: the connection's.
-        expired: called with a call, and the seconds it was given, when they are up.
+        expired: called with a call, and the seconds it was given, when they are up; in the context of who
+            has put it there, as from a timer of its own.
     """
 
     __slots__ = ("_at", "_expired", "_loop", "_rows", "_time", "_timer")
@@ -39,17 +42,18 @@ class Deadlines:
         self._loop = loop
         self._time = loop.time
         self._expired = expired
-        #: By seconds given: calls and their deadlines, in order.
-        self._rows: dict[float, dict[OutboundCall, float]] = {}
+        #: By seconds given: calls and their deadlines, in order, with where they come from.
+        self._rows: dict[float, dict[OutboundCall, tuple[float, Context]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._at = inf  # what it is set for
 
     def put(self, call: OutboundCall, seconds: float) -> None:
         """Let a call wait so long; it must not be waiting here."""
+        at = self._time() + seconds
         row = self._rows.get(seconds)
         if row is None:
             row = self._rows[seconds] = {}
-        row[call] = at = self._time() + seconds
+        row[call] = at, copy_context()
         call.patience = seconds
         if at < self._at:
             self._set(at)
@@ -77,21 +81,21 @@ class Deadlines:
     def _look(self) -> None:
         # The loop may be early by the resolution of its clock.
         now = max(self._time(), self._at)
-        due: list[tuple[float, OutboundCall, float]] = []
+        due: list[tuple[float, OutboundCall, float, Context]] = []
         following = inf
         for seconds, row in self._rows.items():
-            for call, at in row.items():
+            for call, (at, context) in row.items():
                 if at > now:
                     following = min(following, at)
                     break
-                due.append((at, call, seconds))
+                due.append((at, call, seconds, context))
         self._timer = None
         self._set(following)
-        for _, call, seconds in sorted(due, key=_when):
+        for _, call, seconds, context in sorted(due, key=_when):
             self.take(call)
             # On its own, as from a timer of its own: what one raises does not keep the next from it.
-            self._loop.call_soon(self._expired, call, seconds)
+            self._loop.call_soon(self._expired, call, seconds, context=context)
 
 
-def _when(due: tuple[float, OutboundCall, float]) -> float:
+def _when(due: tuple[float, OutboundCall, float, Context]) -> float:
     return due[0]
