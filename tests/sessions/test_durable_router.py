@@ -789,6 +789,32 @@ async def test_a_slow_client_lags_alone_and_heals_from_the_next_record() -> None
     assert offsets == list(range(2, 13))
 
 
+class Teller(Scripted):
+    """Tells much without a pause of its own."""
+
+    async def prompt(self, turn: Turn) -> None:
+        for number in range(500):
+            await turn.say(f"{number}".ljust(4000))
+
+
+@pytest.mark.parametrize("credit", [1, 1024])
+async def test_a_client_whose_link_takes_everything_never_lags_however_much_is_told_at_once(
+    credit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.transports._memory.HIGH_WATER", 1 << 30)
+    agent, durability = Teller(), Durability(MemoryJournal(), credit=credit)
+    async with client(agent, durability) as origin, client(agent, durability) as other:
+        session_id = await opened(origin)
+        await attach(other, session_id)
+        await prompt(origin, session_id, "go")
+        await other.ask("session/list", {}, "list")
+
+        assert other.sent("_raxol/session.lagged") == []
+        texts = [item[1] for item in shown(other.frames) if isinstance(item[0], int)]
+        told_ = [text for text in texts if text.strip().isdigit()]
+        assert [int(text) for text in told_] == list(range(500))
+
+
 async def test_an_attach_that_is_cancelled_leaves_nothing_behind() -> None:
     entered, hang = asyncio.Event(), asyncio.Event()
 

@@ -706,7 +706,8 @@ class DurableRouter(AgentRouter):
             rider,
             aware=not standard,
             send=connection.send,
-            writable=lambda: not connection.writing_paused,
+            # The link itself: one that takes everything is never behind, however much a turn tells.
+            writable=lambda: not connection.writer.paused,
             drain=connection.drain,
             reply=answer,
             project=project if standard else None,
