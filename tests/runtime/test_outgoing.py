@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from tests.runtime.link import (
     BOUND,
@@ -38,6 +39,39 @@ async def test_a_call_gets_its_raw_result_and_sends_its_params() -> None:
 
         assert bytes(await bounded(task)) == b'{"b": 2}'
         assert not link.connection.protocol.calls
+
+
+class _Untold(msgspec.Struct):
+    value: Any
+
+
+@pytest.mark.parametrize(
+    ("params", "timeout", "error"),
+    [
+        (None, "5", TypeError),
+        (None, [], TypeError),
+        (b'"%s"' % (b"x" * OVER), 5.0, LimitExceeded),
+        (_Untold("x" * OVER), 5.0, LimitExceeded),
+        (_Untold(object()), 5.0, TypeError),
+        (_Untold(float("nan")), 5.0, ValueError),
+    ],
+)
+async def test_a_call_that_cannot_be_made_leaves_nothing_open(
+    params: Any, timeout: Any, error: type[Exception]
+) -> None:
+    async with linked("client", frame_bytes=OVER) as link:
+        call = FutureCall("x/y", asyncio.get_running_loop().create_future())
+        with pytest.raises(error):
+            link.connection.open_call(call, params, timeout)
+
+        assert not link.connection.protocol.calls
+        assert link.connection.blocking_calls == 0
+        assert call.patience is None
+        await turns()
+        assert link.peer.raw_frames == []
+        await link.connection.aclose()
+        assert link.connection.blocking_calls == 0
+        assert not call.future.done()
 
 
 @pytest.mark.covers("R1-16", "FF-15")

@@ -121,7 +121,7 @@ class Outgoing:
         Raises:
             ConnectionClosed: the link is gone.
             NotInitialized: before the handshake.
-            TypeError, ValueError: parameters, not encoded yet, are no JSON.
+            TypeError, ValueError: parameters, not encoded yet, are no JSON; or `timeout` is no number.
             LimitExceeded: the frame would be over `frame_bytes`; or the peer has sent so much that
                 nobody takes that no answer can be read (`queue_bytes`); or it has not taken what was
                 written before (`unsent_bytes`).
@@ -136,9 +136,13 @@ class Outgoing:
         if connection.writing_paused and connection.writer.full:
             unsent = connection.transport.unsent
             raise LimitExceeded("unsent_bytes", self._limits.unsent_bytes, unsent)
-        call.id, frame = self._protocol.request(call.method, params, call)
-        if timeout is not None:
+        if timeout is not None:  # first: what is no number of seconds leaves no open call behind
             self._deadlines.put(call, timeout)
+        try:
+            call.id, frame = self._protocol.request(call.method, params, call)
+        except BaseException:
+            self._deadlines.take(call)
+            raise
         if call.blocking:
             connection.blocking_calls += 1
             if connection.reading_paused:
