@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any, cast
 
 import msgspec
@@ -461,6 +462,23 @@ def test_updates_of_one_session_are_taken_together_up_to_the_first_that_is_none(
         b'{"n":1}',
         b'{"n":2}',
     ]
+
+
+def test_a_frame_that_was_looked_at_ahead_is_not_kept() -> None:
+    made = with_calls("client", 1)
+    update = b'{"method":"session/update","params":{"sessionId":"a","update":{}}}'
+    frames = [update, b'{"id":1,"result":"%s"}' % (b"x" * 5000)]
+    counted = sys.getrefcount(frames[1])
+
+    first = made.receive_frame(frames[0])
+    assert isinstance(first, UpdateEvent)
+    assert len(made.updates_behind(first, frames, 1)) == 1
+    answer = made.receive_frame(frames[1])
+    assert isinstance(answer, ResponseEvent)
+    del answer
+
+    left = sys.getrefcount(frames[1])
+    assert left == counted
 
 
 # --- ids of the peer's requests ------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -692,6 +693,50 @@ async def test_updates_that_come_together_leave_the_same_account_as_one_by_one(
         early = texts(inbox._early or [])
         account = inbox.received, inbox.held(), link.queued_bytes, link.queued_updates
         accounts.append((*account, waiting, dropped, early))
+        await ended(link, inbox)
+    assert accounts[0] == accounts[1]
+
+
+class Acting(Link):
+    """A link whose telemetry hook does something when it is told of one update."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._at = at
+        self.act: Callable[[], object] = list
+
+    def emit(self, name: str, **facts: Any) -> None:
+        super().emit(name, **facts)
+        if name == "delivery" and facts["ordinal"] == self._at:
+            self.act()
+
+
+@pytest.mark.parametrize("act", ["subscribe", "close", "view", "leave", "end"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+async def test_what_a_hook_does_at_an_update_holds_for_the_next_that_came_with_it(
+    act: str, at: int
+) -> None:
+    accounts: list[Any] = []
+    for deliver in (put, put_together):
+        link = Acting(at)
+        inbox = Inbox(cast("Any", link), "s")
+        inbox.label = "turn"
+        turn = inbox.turn = TracedQueue(cast("Any", link), "s", 1)
+        subscription, view = inbox.subscribe(), SessionView()
+        others: list[Subscription] = []
+        acts: dict[str, Callable[[], object]] = {
+            "subscribe": partial(others.extend, map(Inbox.subscribe, [inbox])),
+            "close": subscription.close,
+            "view": partial(inbox.fold, view),
+            "leave": partial(inbox.leave, turn),
+            "end": inbox.turn_ended,
+        }
+        link.act = acts[act]
+        deliver(inbox, "a", "b", "c")
+        waiting = [[(u.label, u.text) for u in queue.items] for queue in inbox._queues()]
+        shown = [repr(entry) for entry in view.entries]
+        accounts.append((inbox.received, link.queued_bytes, link.events, waiting, shown))
+        subscription.close()
         await ended(link, inbox)
     assert accounts[0] == accounts[1]
 

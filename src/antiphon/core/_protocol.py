@@ -278,7 +278,8 @@ class Protocol:
         """The client's fast path: one pass over an update or an answer, else a second one."""
         event: UpdateEvent
         if frame is self._ahead_frame:  # `updates_behind` has looked at it
-            event, self._ahead_frame = self._ahead, None
+            event = self._ahead
+            self._ahead = self._ahead_frame = None  # it may be large
         else:
             try:
                 event = _decode_update(frame)

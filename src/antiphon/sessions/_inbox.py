@@ -184,7 +184,10 @@ class UpdateQueue:
 
 
 class TracedQueue(UpdateQueue):
-    """A turn's queue that reports each update; used only where a telemetry hook is set."""
+    """A turn's queue that reports each update; used only where a telemetry hook is set.
+
+    Updates that come together are put into it one by one, by `Inbox.put_all`.
+    """
 
     __slots__ = ("ordinal", "session_id", "turn")
 
@@ -205,10 +208,6 @@ class TracedQueue(UpdateQueue):
             buffered=len(self),
         )
         self.ordinal += 1
-
-    def put_all(self, updates: list[Update], size: int) -> None:
-        for update in updates:
-            self.put(update, len(update.frame))
 
 
 class Sink(UpdateQueue):
@@ -396,6 +395,11 @@ class Inbox:
 
     def put_all(self, raws: Sequence[msgspec.Raw], frames: Sequence[bytes]) -> None:
         """Deliver several updates that came together; the same as `put` for each."""
+        if isinstance(self.turn, TracedQueue):
+            # What is told of one may change who takes the next: a hook closes a subscription, say.
+            for raw, frame in zip(raws, frames, strict=True):
+                self.put(raw, frame)
+            return
         self.received += len(raws)
         label: Any = self.label
         updates = list(map(Update, repeat(self.session_id), repeat(label), raws, frames))
