@@ -613,7 +613,6 @@ def test_our_ids_count_from_one_and_our_frames_are_whole(side: Side) -> None:
     assert list(made.calls.values()) == ["one", "two"]
 
 
-@pytest.mark.covers("R1-6")
 class _Told(msgspec.Struct, omit_defaults=True):
     text: str
     more: Any = None
@@ -641,6 +640,7 @@ def test_parameters_that_are_no_json_open_no_call_and_are_named() -> None:
     assert not made.calls
 
 
+@pytest.mark.covers("R1-6")
 @pytest.mark.parametrize("side", SIDES)
 def test_the_two_directions_have_ids_of_their_own(side: Side) -> None:
     made = with_calls(side, 1)
