@@ -163,7 +163,10 @@ class _Writer:
     # --- imports and plain names
 
     def _imports(self) -> Iterator[str]:
-        yield "from antiphon.schema._choice import Unknown, UnknownUpdate, choice"
+        unions = ["Unknown", "UnknownUpdate", "choice"]
+        if any(map(self._merged, self.entries)):
+            unions.insert(0, "Merged")
+        yield f"from antiphon.schema._choice import {', '.join(unions)}"
         yield "from antiphon.schema._method import Method, Wire"
         if self.stable:
             kept = [name for name in self.model.entries if name not in self.entries]
@@ -262,6 +265,8 @@ class _Writer:
 
     def _field(self, field: Field, names: list[str], *, redefined: bool) -> str:
         annotation = _annotation(field.type)
+        if annotation in self.entries and self._merged(annotation):
+            annotation = f"_{annotation}"
         shadowed = {name for name in names if name in USED_IN_BODIES or hasattr(builtins, name)}
         if clash := shadowed & set(annotation.replace("[", " ").replace("]", " ").split()):
             raise ValueError(
@@ -308,8 +313,7 @@ class _Writer:
         lines = [f"{first}."] if not rest else [f"{first}. {'. '.join(rest)}."]
         return [f'"""{lines[0]}', "", f"{page}#{anchor.lower()}", '"""']
 
-    @staticmethod
-    def _check(record: Record) -> list[str]:
+    def _check(self, record: Record) -> list[str]:
         python = {f.wire: f.python for f in record.fields}
         lines: list[str] = []
         if record.some_of:
@@ -326,7 +330,72 @@ class _Writer:
                 f"if isinstance(self.{python[member]}, {kind}) and self.{python[mark]} is UNSET:",
                 f'    self.{python[mark]} = "{word}"',
             ]
-        return ["", "def __post_init__(self) -> None:", *_indented(lines)] if lines else []
+        settled = [line for field in record.fields for line in self._settle(field)]
+        if not lines and not settled:
+            return []
+        method = ["", "def __post_init__(self) -> None:", *_indented([*lines, *settled])]
+        # Checkers know nothing of what the decoder alone puts there.
+        return ["", "if not TYPE_CHECKING:", *_indented(method)] if settled else method
+
+    def _settle(self, field: Field) -> Iterator[str]:
+        """Lines that put the alternative in the place of the merged struct that was decoded."""
+        name = field.type.name if isinstance(field.type, Ref) else ""
+        members = self._merged(name)
+        if not members:
+            return
+        where = "" if name in self.entries else "v1."
+        yield f"found = self.{field.python}"
+        yield f"if found.__class__ is {where}_{name}:"
+        word = "if"
+        cases = self._cases(name)
+        for case, record in cases:
+            values = ", ".join(f"{f.python}=found.{f.python}" for f in record.fields)
+            (key,) = (f.python for f in record.fields if f.wire == case.key)
+            yield f"    {word} found.{key}.__class__ is str:"
+            yield f"        self.{field.python} = {record.name}({values})"
+            word = "elif"
+        keys = " and ".join(f"`{case.key}`" for case, _ in cases)
+        yield "    else:"
+        yield f'        msg = "Object fits no variant of {name}: look at {keys}"'
+        yield "        raise ValueError(msg)"
+
+    def _cases(self, name: str) -> list[tuple[Case, Record]]:
+        """The alternatives of a union that has a string in each of them to know it by; else none."""
+        union = self.model.entries.get(name)
+        found: list[tuple[Case, Record]] = []
+        for case in union.cases if isinstance(union, Union) and not union.tagged else ():
+            record = self.model.entries.get(case.type.name) if isinstance(case.type, Ref) else None
+            if not isinstance(record, Record) or (case.value, case.kind) != (None, "str"):
+                return []
+            if record.tag or record.some_of or record.autotag:
+                return []
+            if not any(
+                (f.wire, f.type, f.required, f.nullable) == (case.key, Basic("str"), True, False)
+                for f in record.fields
+            ):
+                return []
+            found.append((case, record))
+        return found
+
+    def _merged(self, name: str) -> list[Field]:
+        """The fields of one struct for all alternatives of a union; none where it takes more.
+
+        What tells them apart may be anything in the alternative that does not want it.
+        """
+        cases = self._cases(name)
+        common = [{f for f in record.fields if f.wire != case.key} for case, record in cases]
+        keys = [case.key for case, _ in cases]
+        if not common or any(one != common[0] for one in common):
+            return []
+        if len({*keys, *(f.wire for f in common[0])}) < len(keys) + len(common[0]):
+            return []
+        fields = {f.wire: f for _, record in cases for f in record.fields}
+        return [
+            Field(wire, fields[wire].python, Basic("any"), False, False)
+            if wire in keys
+            else fields[wire]
+            for wire in sorted(fields)
+        ]
 
     # --- unions
 
@@ -335,8 +404,17 @@ class _Writer:
             yield "# An unknown kind is no variant to the decoder; the codec puts an `UnknownUpdate` in its place."
         yield "if TYPE_CHECKING:"
         yield f"    {union.name}: TypeAlias = {self._static(union)}"
+        merged = self._merged(union.name)
+        if merged:
+            yield f"    _{union.name}: TypeAlias = {union.name}"
         yield "else:"
         yield f"    {union.name} = {self._dynamic(union)}"
+        if merged:
+            yield ""
+            yield f"    class _{union.name}(Merged, kw_only=True):"
+            yield f"        union = {union.name}"
+            names = [f.python for f in merged]
+            yield from (f"        {self._field(f, names, redefined=False)}" for f in merged)
         yield ""
 
     @staticmethod

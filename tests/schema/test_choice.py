@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import json
+import typing
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from antiphon.schema import Unknown, UnknownUpdate, v1, v1_unstable, variants
-from antiphon.schema._choice import Choice, choose, decode_hook, encode_hook
+from antiphon.schema import (
+    Unknown,
+    UnknownUpdate,
+    decode,
+    decoder,
+    v1,
+    v1_unstable,
+    variants,
+)
+from antiphon.schema import encode as wire
+from antiphon.schema._choice import Choice, Merged, choose, decode_hook, encode_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 HTTP: dict[str, Any] = {"type": "http", "name": "n", "url": "u", "headers": []}
 STDIO: dict[str, Any] = {"name": "n", "command": "c", "args": [], "env": []}
@@ -227,37 +242,122 @@ def test_a_server_of_an_unknown_transport_is_not_taken_for_a_command_to_run() ->
     assert isinstance(convert({**STDIO, "type": None}, v1.McpServer), v1.McpServerStdio)
 
 
-MEMBERS: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
-    st.sampled_from(["uri", "text", "blob", "mimeType", "_meta", "x"]),
-    st.none() | st.text(max_size=3) | st.integers(0, 9) | st.just([]) | st.just({"a": 1}),
-)
+RESOURCES: Any = v1.EmbeddedResourceResource
+#: What a member of a resource may be, right and wrong; `...` is absent.
+SPELLINGS: dict[str, list[Any]] = {
+    "uri": ["u", ..., 5, None],
+    "text": ["t", ..., None, 5, [], {"a": 1}],
+    "blob": ["b", ..., None, 5, [], {"a": 1}],
+    "mimeType": ["m", ..., None, 5],
+    "_meta": [{"a": 1}, ..., None, []],
+}
 
 
-@given(MEMBERS | st.lists(MEMBERS, max_size=1) | st.text(max_size=2))
-def test_the_quick_way_of_a_flat_union_ends_as_the_general_one(value: Any) -> None:
-    union: Any = v1.EmbeddedResourceResource
+def every_resource() -> Iterator[dict[str, Any]]:
+    """All of them."""
+    for values in itertools.product(*SPELLINGS.values()):
+        pairs = zip(SPELLINGS, values, strict=True)
+        yield {key: value for key, value in pairs if value is not ...}
 
-    def outcome() -> Any:
-        try:
-            return convert(value, union)
-        except msgspec.ValidationError as error:
-            return str(error)
 
-    quick, union.quick = outcome(), ()
+def blocks_of(resource: bytes) -> list[tuple[Any, bytes, Callable[[Any], Any]]]:
+    """Types that hold a resource in some depth, their JSON, and how to get at the resource."""
+    block = b'{"type":"resource","resource":%s}' % resource
+    chunk = b'"messageId":"m","content":%s' % block
+    content = b'[{"type":"content","content":%s},{"type":"terminal","terminalId":"t"}]' % block
+    return [
+        (v1.EmbeddedResource, block, lambda it: it.resource),
+        (v1.ContentBlock, block, lambda it: it.resource),
+        (
+            v1.PromptRequest,
+            b'{"sessionId":"s","prompt":[{"type":"text","text":"t"},%s]}' % block,
+            lambda it: it.prompt[1].resource,
+        ),
+        (
+            v1_unstable.SessionUpdate,
+            b'{"sessionUpdate":"agent_message_chunk",%s}' % chunk,
+            lambda it: it.content.resource,
+        ),
+        (
+            v1_unstable.SessionUpdate,
+            b'{"sessionUpdate":"tool_call_update","toolCallId":"c","content":%s}' % content,
+            lambda it: it.content[0].content.resource,
+        ),
+    ]
+
+
+def resource_or_none(kind: Any, value: Any) -> Any:
     try:
-        assert quick == outcome()
-    finally:
-        union.quick = None
+        return convert(value, kind)
+    except msgspec.ValidationError:
+        return None
 
 
-def test_a_union_below_which_there_may_be_another_has_no_quick_way() -> None:
-    convert({"uri": "u", "text": "t"}, v1.EmbeddedResourceResource)
-    convert({"action": "cancel"}, v1.CreateElicitationResponse)
-    resource: Any = v1.EmbeddedResourceResource
-    response: Any = v1.CreateElicitationResponse
+def test_a_resource_is_decoded_in_its_block_as_the_union_decodes_it() -> None:
+    others = [None, "u", 5, [], [{"uri": "u", "text": "t"}], {"uri": "u", "text": "t", "x": [1]}]
+    kept = 0
+    for value in itertools.chain(every_resource(), others):
+        expected = resource_or_none(RESOURCES, value)
+        for kind, text, resource_of in blocks_of(json.dumps(value).encode()):
+            try:
+                found = resource_of(decoder(kind)(text))
+            except msgspec.ValidationError:
+                found = None
+            assert type(found) is type(expected), value
+            assert found == expected
+            assert repr(found) == repr(expected)
+            if found is not None:
+                kept += 1
+                made = v1.EmbeddedResource(resource=found)
+                assert decoder(v1.EmbeddedResource)(wire(made)) == made
+    assert kept >= 500
 
-    assert resource.quick == (
-        (v1.TextResourceContents, "text", str),
-        (v1.BlobResourceContents, "blob", str),
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["uri", "text", "blob"]), st.sampled_from(["t", None, 5])),
+        max_size=6,
     )
-    assert response.quick == ()
+)
+@example([("text", 5), ("text", "t"), ("blob", "b"), ("uri", "u")])
+@example([("blob", "b"), ("text", "t"), ("text", None), ("uri", "u")])
+@example([("uri", 5), ("text", "t"), ("uri", "u")])
+def test_of_a_member_that_comes_twice_the_last_counts_in_a_block(
+    pairs: list[tuple[str, Any]],
+) -> None:
+    members = b",".join(b'"%s":%s' % (key.encode(), json.dumps(it).encode()) for key, it in pairs)
+    expected = resource_or_none(RESOURCES, dict(pairs))
+    try:
+        found = decode(v1.EmbeddedResource, b'{"type":"resource","resource":{%s}}' % members)
+    except msgspec.ValidationError:
+        assert expected is None
+    else:
+        assert found == v1.EmbeddedResource(resource=expected)
+
+
+def test_a_resource_that_is_handed_to_a_block_stays_itself() -> None:
+    for resource in (
+        v1.TextResourceContents(uri="u", text="t", meta={"a": 1}),
+        v1.BlobResourceContents(uri="u", blob="b", mime_type=None),
+    ):
+        block = v1.EmbeddedResource(resource=resource)
+
+        assert block.resource is resource
+        assert decode(v1.EmbeddedResource, wire(block)) == block
+
+
+def test_a_merged_struct_stands_in_for_its_union_where_a_decoder_looks_and_nowhere_else() -> None:
+    declared = typing.get_type_hints(v1.EmbeddedResource)["resource"]
+
+    assert issubclass(declared, Merged)
+    assert declared.union is RESOURCES
+    assert declared.__name__ not in v1.__all__
+    assert not issubclass(declared, RESOURCES.members)
+
+
+def test_a_resource_of_neither_kind_says_in_its_block_what_was_looked_at() -> None:
+    complaint = "fits no variant of EmbeddedResourceResource: look at `text` and `blob`"
+    for raw in (b'{"uri":"u"}', b'{"uri":"u","text":1}'):
+        for kind, text, _ in blocks_of(raw):
+            with pytest.raises(msgspec.ValidationError, match=complaint):
+                decoder(kind)(text)

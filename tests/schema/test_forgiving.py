@@ -353,6 +353,27 @@ def test_every_wire_type_has_a_plan() -> None:
                     forgiven(variant, 5)
 
 
+def test_a_field_with_a_merged_struct_is_forgiven_as_its_union() -> None:
+    def outcome(kind: Any, message: Any, step: str) -> Any:
+        try:
+            found, repairs = forgiven(kind, message)
+        except FieldError as error:
+            return error.path.removeprefix(step), error.reason
+        return found, [(path.removeprefix(step), reason) for path, reason in repairs]
+
+    texts: list[dict[str, Any]] = [{}, {"text": "t"}, {"text": None}, {"text": 5}]
+    blobs: list[dict[str, Any]] = [{}, {"blob": "b"}, {"blob": 5}]
+    rests: list[dict[str, Any]] = [{"uri": "u"}, {"uri": "u", "mimeType": 5, "_meta": []}, {}]
+    resources = [one | two | three for one in texts for two in blobs for three in rests]
+    for value in (*resources, None, 5, [resources[0]]):
+        alone = outcome(v1.EmbeddedResourceResource, value, "$")
+        inside = outcome(v1.EmbeddedResource, {"resource": value}, "$.resource")
+        if isinstance(inside[0], v1.EmbeddedResource):
+            inside = (inside[0].resource, inside[1])
+            assert type(inside[0]) is type(alone[0])
+        assert inside == alone
+
+
 def test_constraint_that_no_plan_knows_is_not_ignored() -> None:
     with pytest.raises(AssertionError, match="does not know"):
         forgiven(list[Annotated[str, msgspec.Meta(pattern="a+")]], ["b"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import hashlib
 import json
+import re
 import shutil
 import sys
 import tarfile
@@ -17,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from schema_generator import pinned
 from schema_generator.command import ROOT, STABLE, UNSTABLE, load_models, main
-from schema_generator.model import Alias, Field, Record, Union, Words
+from schema_generator.model import Alias, Basic, Case, Field, Record, Ref, Union, Words
 from schema_generator.notes import load_notes
 from schema_generator.pinned import Pin, Refused, load_pin, official_documents
 from schema_generator.reading import Unreadable, camel, pascal, read_model, snake
@@ -532,6 +534,29 @@ def test_unions_are_resolved_by_member() -> None:
         (v1.TextResourceContents, "text", str),
         (v1.BlobResourceContents, "blob", str),
     )
+
+
+def test_union_of_one_string_each_and_all_else_in_common_is_decoded_in_one_struct() -> None:
+    model = load_models()["v1"]
+
+    def merged(*, text: tuple[Field, ...] = (), cases: tuple[Case, ...] = ()) -> set[str]:
+        entries = dict(model.entries)
+        record = model.record("TextResourceContents")
+        entries[record.name] = dataclasses.replace(record, fields=record.fields + text)
+        union = entries["EmbeddedResourceResource"]
+        assert isinstance(union, Union)
+        entries[union.name] = dataclasses.replace(union, cases=union.cases + cases)
+        changed = copy.copy(model)
+        changed.entries = entries
+        return set(re.findall(r"class (\w+)\(Merged,", types_module(changed, "x")))
+
+    assert merged() == {"_EmbeddedResourceResource"}
+    # A member of one alternative alone would be checked in the other as well.
+    assert merged(text=(Field("size", "size", Basic("int"), False, False),)) == set()
+    assert merged(text=(Field("blob", "blob", Basic("str"), False, False),)) == set()
+    assert merged(cases=(Case(Ref("Cost"), "currency", None, "str"),)) == set()
+    assert merged(cases=(Case(Ref("Cost"), None),)) == set()
+    assert merged(cases=(Case(None, None),)) == set()
 
 
 def test_field_that_would_hide_a_name_its_class_needs_is_refused() -> None:

@@ -2,24 +2,24 @@
 
 The generated modules build one class per such union with `choice`; to type checkers it is a plain
 union alias. Decoders get `decode_hook`, encoders `encode_hook` (see `_codec`, which also decides
-what happens to a value that fits no alternative).
+what happens to a value that fits no alternative). Where each alternative has a string of its own and
+all else in common, a field of such a union is decoded without the hook: see `Merged`.
 """
 
 from __future__ import annotations
 
 import types
 import typing
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import msgspec
 
+from antiphon.schema._method import Wire
 from antiphon.schema._report import json_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = [
     "Choice",
+    "Merged",
     "Unknown",
     "UnknownUpdate",
     "choice",
@@ -36,8 +36,6 @@ Case = tuple[Any, str | None, str | type | None]
 
 
 _EMPTY: dict[str, Any] = {}
-#: What is no union, nor has one below it: JSON as it is.
-_PLAIN: frozenset[Any] = frozenset((str, bool, int, float, types.NoneType, msgspec.UnsetType, Any))
 
 
 class Unknown:
@@ -95,8 +93,6 @@ class Choice(type):
 
     cases: tuple[Case, ...]
     members: tuple[type, ...]
-    #: Its first cases, as far as one look at one member decides them; None until it is asked for.
-    quick: tuple[tuple[type, str, type], ...] | None
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.members)
@@ -106,10 +102,20 @@ def choice(name: str, module: str, *cases: Case) -> Choice:
     """Make the class for a union; the order of the cases is the order in which they are tried."""
     made = Choice(name, (), {"__module__": module, "__slots__": ()})
     made.cases = cases
-    made.quick = None
     classes: list[Any] = [typing.get_origin(case[0]) or case[0] for case in cases]
     made.members = tuple(dict.fromkeys(classes))
     return made
+
+
+class Merged(Wire):
+    """Base of generated structs with the members of all alternatives of a union.
+
+    Private to the decoder, which needs no dict and no hook for it: a quarter of their cost. A field
+    declared with it never keeps one: the `__post_init__` of its owner puts the alternative in its
+    place, by the rules of `choose`.
+    """
+
+    union: ClassVar[Choice]
 
 
 def variants(kind: Any) -> tuple[type, ...]:
@@ -155,18 +161,6 @@ def decode_hook(kind: type, value: Any) -> Any:
     """
     if not isinstance(kind, Choice):
         raise NotImplementedError(f"{kind!r} is no wire type")
-    quick = kind.quick
-    if quick is None:
-        quick = kind.quick = tuple(_quick(kind.cases))
-    if value.__class__ is dict:
-        # Half the cost of the general way: a resource of a prompt comes by here.
-        known: Any
-        for known, key, test in quick:
-            if value.get(key).__class__ is test:
-                try:
-                    return msgspec.convert(value, known)
-                except msgspec.ValidationError as error:
-                    raise ValueError(str(error)) from None
     alternative = choose(kind, value)
     if alternative is Unknown:
         return Unknown(msgspec.json.encode(value), f"unknown variant of {kind.__name__}")
@@ -175,25 +169,6 @@ def decode_hook(kind: type, value: Any) -> Any:
     except msgspec.ValidationError as error:
         # As a ValidationError it would pass through the outer decoder without the outer path.
         raise ValueError(str(error)) from None
-
-
-def _quick(cases: tuple[Case, ...]) -> Iterator[tuple[type, str, type]]:
-    for alternative, key, test in cases:
-        if key is None or test is not str or not _is_flat(alternative):
-            return
-        yield alternative, key, str
-
-
-def _is_flat(kind: Any) -> bool:
-    """Whether it is a struct below which no union of this kind can be, so that it needs no hook."""
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return False
-    return all(map(_is_plain, typing.get_type_hints(kind).values()))
-
-
-def _is_plain(hint: Any) -> bool:
-    parts = typing.get_args(hint)
-    return all(map(_is_plain, parts)) if parts else hint in _PLAIN
 
 
 def encode_hook(value: Any) -> Any:

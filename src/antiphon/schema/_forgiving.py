@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import msgspec
 from msgspec import UNSET, inspect
 
-from antiphon.schema._choice import Unknown, UnknownUpdate, choose
+from antiphon.schema._choice import Merged, Unknown, UnknownUpdate, choose
 from antiphon.schema._report import JSON_NAMES, FieldError, Repair, is_array, is_object, json_name
 
 if TYPE_CHECKING:
@@ -298,6 +298,8 @@ def _flags(cls: type) -> dict[str, str]:
 
 def _struct(kind: inspect.StructType) -> Plan:
     cls: Any = kind.cls
+    if issubclass(cls, Merged):
+        return _choice(cls.union)
     if (known := _plans.get(cls) or _drafts.get(cls)) is not None:
         return known
     tag_field, tag = kind.tag_field, kind.tag

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from antiphon.schema._choice import Unknown, UnknownUpdate, choice
+from antiphon.schema._choice import Merged, Unknown, UnknownUpdate, choice
 from antiphon.schema._method import Method, Wire
 
 if TYPE_CHECKING:
@@ -215,6 +215,7 @@ class BlobResourceContents(Wire, kw_only=True):
 
 if TYPE_CHECKING:
     EmbeddedResourceResource: TypeAlias = TextResourceContents | BlobResourceContents
+    _EmbeddedResourceResource: TypeAlias = EmbeddedResourceResource
 else:
     EmbeddedResourceResource = choice(
         "EmbeddedResourceResource",
@@ -222,6 +223,14 @@ else:
         (TextResourceContents, "text", str),
         (BlobResourceContents, "blob", str),
     )
+
+    class _EmbeddedResourceResource(Merged, kw_only=True):
+        union = EmbeddedResourceResource
+        meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+        blob: Any | UnsetType = UNSET
+        mime_type: str | None | UnsetType = UNSET
+        text: Any | UnsetType = UNSET
+        uri: str
 
 
 class EmbeddedResource(Wire, tag_field="type", tag="resource", kw_only=True):
@@ -231,8 +240,25 @@ class EmbeddedResource(Wire, tag_field="type", tag="resource", kw_only=True):
     """
 
     annotations: Annotations | None | UnsetType = UNSET
-    resource: EmbeddedResourceResource
+    resource: _EmbeddedResourceResource
     meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+
+    if not TYPE_CHECKING:
+
+        def __post_init__(self) -> None:
+            found = self.resource
+            if found.__class__ is _EmbeddedResourceResource:
+                if found.text.__class__ is str:
+                    self.resource = TextResourceContents(
+                        mime_type=found.mime_type, text=found.text, uri=found.uri, meta=found.meta
+                    )
+                elif found.blob.__class__ is str:
+                    self.resource = BlobResourceContents(
+                        blob=found.blob, mime_type=found.mime_type, uri=found.uri, meta=found.meta
+                    )
+                else:
+                    msg = "Object fits no variant of EmbeddedResourceResource: look at `text` and `blob`"
+                    raise ValueError(msg)
 
 
 if TYPE_CHECKING:
