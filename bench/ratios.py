@@ -80,6 +80,7 @@ class Row(NamedTuple):
         ok: whether the target is met; None without a target.
         peers: ratios of others to the same reference, where the row is not about another one.
         note: which message it was, of a codec.
+        each: the ratio of every message, of a codec that is held against another.
     """
 
     target: Target
@@ -89,7 +90,8 @@ class Row(NamedTuple):
     ratio: float
     ok: bool | None
     peers: dict[str, float]
-    note: str = ""
+    note: str
+    each: dict[str, float]
 
 
 def read_targets(path: Path = TARGETS) -> list[Target]:
@@ -143,10 +145,12 @@ def _row(target: Target, samples: Samples) -> Row | None:
     theirs = taken.get(target.against or "", [])
     if not ours or (target.against is not None and not theirs):
         return None
+    each: dict[str, float] = {}
     if way:
-        keys = [key for key in ours[0] if key.startswith(way + " ")]
-        worst = [(ratio_of(ours, theirs, key), key) for key in keys]
-        key = min(((ratio, key) for ratio, key in worst if ratio is not None), default=(0, ""))[1]
+        for name in ours[0]:
+            if name.startswith(way + " ") and (one := ratio_of(ours, theirs, name)) is not None:
+                each[name.partition(" ")[2]] = one
+        key = f"{way} {min(each, key=lambda name: (each[name], name))}" if each else ""
     else:
         key = next((key for key in KEYS[target.figure] if key in ours[0]), "")
     if not key:
@@ -177,6 +181,7 @@ def _row(target: Target, samples: Samples) -> Row | None:
         ok,
         peers,
         key.partition(" ")[2] if way else "",
+        each,
     )
 
 
@@ -215,7 +220,7 @@ def bound_of(target: Target) -> str:
 
 
 def table(found: Sequence[Row]) -> str:
-    """All rows in Markdown."""
+    """All rows in Markdown, and below them the ratios of a codec's messages."""
     peers = [name for name in PEERS if any(name in row.peers for row in found)]
     lines = [
         "| measure | unit | Antiphon | reference | ratio | target | |"
@@ -235,7 +240,19 @@ def table(found: Sequence[Row]) -> str:
             *(shown(row.peers.get(name)) for name in peers),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_messages([row for row in found if row.each])])
+
+
+def _messages(found: Sequence[Row]) -> list[str]:
+    """The lines of a table with a row for each message that a codec was given."""
+    if not found:
+        return []
+    ways = (f"{row.target.row.partition(' ')[2]}, against {row.target.against}" for row in found)
+    lines = ["", f"| codec | {' | '.join(ways)} |", "|---|" + "--:|" * len(found)]
+    for name in dict.fromkeys(name for row in found for name in row.each):
+        ratios = (f"{row.each[name]:.3f}" if name in row.each else "" for row in found)
+        lines.append(f"| {name} | {' | '.join(ratios)} |")
+    return lines
 
 
 def as_json(notes: Sequence[str], found: Sequence[Row]) -> dict[str, Any]:
@@ -245,8 +262,8 @@ def as_json(notes: Sequence[str], found: Sequence[Row]) -> dict[str, Any]:
 
 
 def row_of(told: Mapping[str, Any]) -> Row:
-    """A row of what `as_json` made."""
-    members: dict[str, Any] = {**told, "target": Target(**told["target"])}
+    """A row of what `as_json` made, also before it told of each message."""
+    members: dict[str, Any] = {"each": {}, **told, "target": Target(**told["target"])}
     return Row(**members)
 
 

@@ -6,7 +6,18 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from bench.ratios import Target, main, merged, ratio_of, read_targets, rows, shown, table
+from bench.ratios import (
+    Target,
+    as_json,
+    main,
+    merged,
+    ratio_of,
+    read_targets,
+    row_of,
+    rows,
+    shown,
+    table,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,6 +117,27 @@ def test_each_target_stands_beside_what_was_measured() -> None:
         "| agent/stream-32, against raw-asyncio | us CPU | 1.00 | 0.90 | 1.250 | ≤ 1 | **miss** |  |",
         "| agent/stream-32, antiphon-durable | us CPU | 6.00 | 10.0 | 0.600 | ≤ 0.5 | **miss** |  |",
     ]
+
+
+def test_the_ratio_of_every_message_stands_below_the_worst() -> None:
+    targets = [
+        Target("import", "cpu", against="ts-sdk"),
+        Target("codec decode", "rate", against="raw-msgspec", at_least=0.85),
+        Target("codec encode", "rate", against="raw-msgspec", at_least=0.85),
+    ]
+
+    found = rows(targets, SAMPLES)
+
+    assert [row.each for row in found] == [{}, {"a": 0.9, "b": 0.7}, {"a": 1.2}]
+    assert table(found).splitlines()[-5:] == [
+        "",
+        "| codec | decode, against raw-msgspec | encode, against raw-msgspec |",
+        "|---|--:|--:|",
+        "| a | 0.900 | 1.200 |",
+        "| b | 0.700 |  |",
+    ]
+    assert [row_of(row) for row in as_json([], found)["rows"]] == found
+    assert "| codec |" not in table(found[:1])
 
 
 def test_a_figure_has_three_digits_or_so() -> None:

@@ -27,11 +27,15 @@ TOLD: dict[str, Any] = {
         [
             Row(
                 Target("import", "cpu", against="ts-sdk", at_most=0.4),
-                *("ms CPU", 22.0, 170.0, 0.129, True, {"python-sdk": 3.0}),
+                *("ms CPU", 22.0, 170.0, 0.129, True, {"python-sdk": 3.0}, "", {}),
             ),
             Row(
                 Target("client/large", "peak", at_most=110),
-                *("MiB peak", 119.5, None, 119.5, False, {}),
+                *("MiB peak", 119.5, None, 119.5, False, {}, "", {}),
+            ),
+            Row(
+                Target("codec decode", "rate", against="raw-msgspec"),
+                *("a second", 9.0, 10.0, 0.9, None, {}, "a", {"a": 0.9, "b": 1.1}),
             ),
         ],
     ),
@@ -104,6 +108,7 @@ def test_a_text_without_a_place_and_a_marker_without_an_end_are_refused() -> Non
     [
         ("ratios", "| import | ms CPU | 22.0 | 170 | 0.129 | ≤ 0.4 | ok | 3.00 |"),
         ("ratios", "| client/large | MiB peak | 120 |  |  | ≤ 110 | **miss** |  |"),
+        ("ratios", "| b | 1.100 |"),
         ("ratios", "1 of 2 targets are met."),
         ("scaling", "| chunks of a turn | 1,000 | 1,000,000 | 2.28 → 0.012 | 1.00 | 1.15 |"),
         ("scaling", "| history | 1,000 | 100,000 | 200 → 200 in all | 0.01 | 0.15 |"),
