@@ -7,6 +7,7 @@ import logging
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -562,3 +563,28 @@ def test_a_policy_that_is_a_function_is_always_asked() -> None:
     params: Any = None
 
     assert Client(permissions=lambda _p, _c: True).decide_at_once(params) is None
+
+
+@given(st.sampled_from(["allow", "deny"]), st.lists(_OFFERED, min_size=1, max_size=3))
+async def test_a_fixed_policy_answers_the_same_whether_or_not_a_view_is_kept(
+    policy: Any, asked: list[Any]
+) -> None:
+    requests = [
+        {
+            "sessionId": "s1",
+            "toolCall": {"toolCallId": "t"},
+            "options": msgspec.to_builtins(offered),
+        }
+        for offered in asked
+    ]
+    client = Client(permissions=policy)
+    async with raw_agent(client) as (peer, raw):
+        opening = asyncio.create_task(peer.new_session(cwd="/"))
+        raw.answer(await raw.wait("session/new"), {"sessionId": "s1"})
+        session = await opening
+        plain = [await raw.ask("session/request_permission", request) for request in requests]
+        assert not session.view.tool_calls  # looked at from here on
+        viewed = [await raw.ask("session/request_permission", request) for request in requests]
+        assert "t" in session.view.tool_calls
+
+    assert [answer["result"] for answer in viewed] == [answer["result"] for answer in plain]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from inspect import isawaitable
 from os import PathLike
@@ -32,6 +33,8 @@ Decide: TypeAlias = "Callable[[v1.RequestPermissionRequest, Any], Decision | Awa
 #: How permission requests are decided: always the same way, or by asking a function.
 Deciding: TypeAlias = "Literal['allow', 'deny'] | Decide"
 
+#: An id of an option is kept together with its answer where it is no longer.
+_SHORT_ID = 256
 _ALLOWING = ("allow_once", "allow_always")
 _REJECTING = ("reject_once", "reject_always")
 _FILES = ("read_text_file", "write_text_file")
@@ -152,7 +155,10 @@ class Client(ClientHandlers):
             or getattr(handler, "__self__", None) is not self
         ):
             return None
-        return _outcome(_choose(permissions == "allow", params.options))
+        option_id = _choose(permissions == "allow", params.options)
+        # The same object for the same option, which need not be written twice.
+        short = option_id is not None and len(option_id) <= _SHORT_ID
+        return _kept_outcome(option_id) if short else _outcome(option_id)
 
     def find_handler(self, name: str) -> Callable[[Any, Any], Awaitable[Any]] | None:
         """The handler of that name, or None where it is not implemented."""
@@ -260,6 +266,12 @@ def _choose(decision: object, options: Sequence[v1.PermissionOption]) -> str | N
             if option.kind == kind:
                 return option.option_id
     return None
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_outcome(option_id: str | None) -> v1.RequestPermissionResponse:
+    """The same, for who does not change it; kept, so that it is always the same object."""
+    return _outcome(option_id)
 
 
 def _outcome(option_id: str | None) -> v1.RequestPermissionResponse:

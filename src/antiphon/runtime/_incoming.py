@@ -159,6 +159,8 @@ class Incoming:
             raise InvalidParams("nested too deeply") from None
         except ValueError as error:  # msgspec's are among them; their text names the field
             raise InvalidParams(str(error)) from error
+        if route.at_once is not None and route.at_once(params, call):
+            return
         context = self._router.context(method, event.params, params, call)
         if route.accept is not None:
             params = route.accept(params, context)

@@ -26,8 +26,10 @@ class RequestRoute(msgspec.Struct, frozen=True):
     raw result; `encode` raises `TypeError` for a value that is none. `invoke` runs in a task of its
     own. `accept`, where given, is called in the reader before that task exists, so that what follows
     in the stream already finds its effect; it may raise `RequestError` to refuse at once, and what it
-    returns takes the place of the parameters. If it has answered, and has no `withdraw`, no task is made. `withdraw` undoes it, where the peer cancels the request
-    before its task begins: it is called in place of `invoke`.
+    returns takes the place of the parameters. If it has answered, and has no `withdraw`, no task is made.
+    `withdraw` undoes it, where the peer cancels the request before its task begins: it is called in place
+    of `invoke`. `at_once`, where given, is asked before all that, with the parameters and the call: True
+    if it has answered, and nothing else is to be done.
     """
 
     decode: Callable[[Any], Any]
@@ -35,6 +37,7 @@ class RequestRoute(msgspec.Struct, frozen=True):
     encode: Callable[[Any], bytes]
     accept: Callable[[Any, Any], Any] | None = None
     withdraw: Callable[[Any], None] | None = None
+    at_once: Callable[[Any, InboundCall], bool] | None = None
 
 
 class NoticeRoute(msgspec.Struct, frozen=True):

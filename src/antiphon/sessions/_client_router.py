@@ -107,6 +107,8 @@ class ClientRouter(SideRouter):
         self._observers = tuple(handlers.observers(peer))
         #: Decides a permission request without asking anybody, or gives None; where there is such a thing.
         self._decide: Callable[[Any], Any] | None = getattr(handlers, "decide_at_once", None)
+        self._decision: Any = None  # the last such decision, and its answer
+        self._answer = b""
         self._inboxes: dict[str, Inbox] = {}
         #: Who takes the updates of each of them: the inbox itself, or an attachment in front of it.
         self._takers: dict[str, Taker] = {}
@@ -248,7 +250,8 @@ class ClientRouter(SideRouter):
             case "session/request_permission":
                 ask = self._question_handler(invoke)
                 accept = partial(self._accept_permission, encode)
-                return RequestRoute(decode, ask, encode, accept)
+                at_once = None if self._decide is None else partial(self._permit, encode)
+                return RequestRoute(decode, ask, encode, accept, at_once=at_once)
             case "elicitation/create":
                 ask = self._question_handler(invoke)
                 return RequestRoute(decode, ask, encode, self._accept_elicitation)
@@ -256,6 +259,26 @@ class ClientRouter(SideRouter):
                 return RequestRoute(decode, self._terminal_handler(invoke), encode)
             case _:
                 return route
+
+    def _permit(self, encode: Callable[[Any], bytes], params: Any, call: InboundCall) -> bool:
+        """What `_accept_permission` does in the usual case, where nobody has to be asked or told."""
+        session = self._peer.sessions.get(params.session_id)
+        if session is None or session.watch is not None or session.inbox.view is not None:
+            return False
+        if self._decide is None or _stopping(session):
+            return False
+        decision = self._decide(params)
+        if decision is None:
+            return False
+        self._peer.connection.answer(call, self._decided(encode, decision))
+        return True
+
+    def _decided(self, encode: Callable[[Any], bytes], decision: Any) -> bytes:
+        """The answer for a decision; a fixed policy gives the same one nearly always."""
+        if decision is not self._decision:
+            self._answer = encode(decision)
+            self._decision = decision
+        return self._answer
 
     def _accept_permission(
         self, encode: Callable[[Any], bytes], params: Any, context: ClientContext
@@ -271,7 +294,7 @@ class ClientRouter(SideRouter):
         if call is not None and self._decide is not None and not _stopping(session):
             decision = self._decide(params)
             if decision is not None:
-                self._peer.connection.answer(call, encode(decision))
+                self._peer.connection.answer(call, self._decided(encode, decision))
                 return params
         self._enter(context)
         return params

@@ -41,6 +41,9 @@ log = logging.getLogger("antiphon.session")
 _EARLY_UPDATES = 64
 _EARLY_BYTES = 1 << 16
 
+#: What a queue has where nothing is, in which most stand most of the time; never changed.
+_NONE: list[Update] = []
+
 Observer = Callable[[Update], Awaitable[None] | None]
 
 #: The inboxes whose observer the running task is, or was started by: it must not wait for itself.
@@ -75,7 +78,7 @@ class UpdateQueue:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.items: list[Update] = []
+        self.items: list[Update] = _NONE
         self.size = 0
         #: How many have left it: taken (a batch at a time) or discarded.
         self.passed = 0
@@ -91,13 +94,16 @@ class UpdateQueue:
         #: Makes what is raised behind the last that is in it, once nothing more will be put in.
         self.error: Callable[[], Exception] | None = None
         #: What was taken out of it together, in reverse order: its consumer may `pop` while there is any.
-        self.batch: list[Update] = []
+        self.batch: list[Update] = _NONE
         self._batch_bytes = 0
         self._batch_count = 0
 
     def put(self, update: Update, size: int) -> None:
         """Add one; called by the reader alone."""
-        self.items.append(update)
+        if self.items:
+            self.items.append(update)
+        else:
+            self.items = [update]
         self.size += size
         connection = self.connection
         connection.queued_bytes += size
@@ -110,7 +116,10 @@ class UpdateQueue:
 
     def put_all(self, updates: list[Update], size: int) -> None:
         """Add several that came together, of `size` bytes in all; the same as `put` for each."""
-        self.items += updates
+        if self.items:
+            self.items += updates
+        else:
+            self.items = updates.copy()  # the other consumers have theirs
         self.size += size
         connection = self.connection
         connection.queued_bytes += size
@@ -141,9 +150,9 @@ class UpdateQueue:
         self._batch_bytes, self.size = self.size, 0
         self._batch_count = count = len(batch)
         self.passed += count
-        if count == 1:  # a lone one leaves the list to the next
+        self.items = _NONE
+        if count == 1:
             return batch.pop()
-        self.items = []
         batch.reverse()
         self.batch = batch
         return batch.pop()
@@ -166,7 +175,7 @@ class UpdateQueue:
         count = left + len(self.batch)
         self.passed += left
         size, left = self.size + self._batch_bytes, left + self._batch_count
-        self.items, self.batch = [], []
+        self.items = self.batch = _NONE
         self.size = self._batch_bytes = self._batch_count = 0
         if left:
             self.connection.release(size, left)

@@ -322,7 +322,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             raise TurnInProgress(session.session_id)
         inbox = session.inbox
         connection = inbox.connection
-        if session.loading:
+        if inbox.label == "replay":
             msg = f"session {session.session_id!r} is being loaded"
             raise LocalProtocolError(msg)
         if session.forgotten and not connection.closed:
@@ -429,7 +429,15 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
             if self._mark >= 0:
                 await self._finish()
                 raise StopAsyncIteration
-            await queue.wait()
+            # What `wait` does, without a coroutine for it: a thousand turns wait at once.
+            if queue.waiter is not None and not queue.waiter.done():
+                await queue.wait()  # which says what is wrong with that
+            waiter = queue.waiter = queue.connection.create_future()
+            try:
+                await waiter
+            finally:
+                if queue.waiter is waiter:
+                    queue.waiter = None
 
     async def _finish(self) -> None:
         """The answer, once everything before it was delivered: to us, and to the observers."""
