@@ -9,6 +9,7 @@ import os
 import pty
 import resource
 import socket
+import sys
 import threading
 import tty
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from antiphon import _descriptors
-from antiphon._descriptors import HIGH_WATER, LOW_WATER, open_reader, open_writer
+from antiphon._descriptors import HIGH_WATER, LOW_WATER, PIPE, open_reader, open_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,6 +94,10 @@ def refuse_poll(fd: int) -> bool:
 
 def no_reopen(fd: int) -> None:
     return None
+
+
+def no_growth(fd: int) -> bool:
+    return False
 
 
 def shared(one: int, other: int) -> bool:
@@ -419,7 +424,8 @@ async def test_what_does_not_fit_is_written_when_there_is_room(loop_factory: Any
     os.close(reading)
 
 
-async def test_the_marks_are_met_exactly() -> None:
+async def test_the_marks_are_met_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_descriptors, "_grow_pipe", no_growth)
     reading, writing = os.pipe()
     out = Output(writing, own=True)
     out.writer.write(b"x" * 65_536)  # fills the pipe
@@ -436,6 +442,86 @@ async def test_the_marks_are_met_exactly() -> None:
         assert (out.said == ["paused", "resumed"]) == (out.writer.buffered <= LOW_WATER)
     out.writer.close()
     os.close(reading)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
+class TestGrowingPipe:
+    """A pipe that was found full is given more room, where that is allowed."""
+
+    @staticmethod
+    def size(fd: int) -> int:
+        return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+
+    async def test_a_pipe_that_was_full_holds_more_from_then_on(self, loop_factory: Any) -> None:
+        reading, writing = os.pipe()
+        before = self.size(reading)
+        out = Output(writing, own=True)
+        out.writer.write(b"x" * before)
+        assert self.size(reading) == before  # it is full, and nothing waits
+        out.writer.write(b"y")
+
+        grown = self.size(reading)
+        assert grown in (before, PIPE)  # a user who has many large ones already gets no more
+        assert out.writer.buffered == (1 if grown == before else 0)  # what has room does not wait
+        data = await asyncio.to_thread(read_all, reading, before + 1)
+
+        assert data == b"x" * before + b"y"
+        out.writer.close()
+        os.close(reading)
+
+    async def test_it_is_asked_for_once(
+        self, loop_factory: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[int] = []
+
+        def refuse(fd: int) -> bool:
+            asked.append(fd)
+            return False
+
+        monkeypatch.setattr(_descriptors, "_grow_pipe", refuse)
+        reading, writing = os.pipe()
+        out = Output(writing, own=True)
+        for _ in range(3):
+            out.writer.write(MEBIBYTE)
+            await asyncio.to_thread(read_all, reading, len(MEBIBYTE))
+            await out.writer.drained()
+
+        assert asked == [writing]
+        out.writer.close()
+        os.close(reading)
+
+    async def test_a_larger_one_keeps_its_size(self, loop_factory: Any) -> None:
+        reading, writing = os.pipe()
+        try:
+            large = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 2 * PIPE)
+        except PermissionError:
+            pytest.skip("this user has too many large pipes")
+        out = Output(writing, own=True)
+        out.writer.write(MEBIBYTE)
+
+        assert self.size(reading) == large
+        out.writer.close()
+        os.close(reading)
+
+    async def test_a_system_that_refuses_is_written_to_as_ever(
+        self, loop_factory: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(fd: int, command: int, value: int = 0) -> int:
+            if command == fcntl.F_SETPIPE_SZ:
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+            return ask(fd, command, value)
+
+        reading, writing = os.pipe()
+        out = Output(writing, own=True)
+        ask = fcntl.fcntl
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+        out.writer.write(MEBIBYTE)
+        data = await asyncio.to_thread(read_all, reading, len(MEBIBYTE))
+
+        assert data == MEBIBYTE
+        assert out.error is None
+        out.writer.close()
+        os.close(reading)
 
 
 @pytest.mark.parametrize("buffered", [False, True])

@@ -230,17 +230,17 @@ async def test_sending_after_the_end_is_a_no_op() -> None:
 
 async def test_flushing_waits_for_a_slow_peer_but_not_for_ever() -> None:
     async with Wire() as wire:
-        wire.stream.send([b"x" * 200_000])
+        wire.stream.send([b"x" * 600_000])
 
         assert not await wire.stream.flush_and_close(0.01)
 
 
 async def test_flushing_returns_when_everything_is_written() -> None:
     async with Wire() as wire:
-        wire.stream.send([b"x" * 200_000])
+        wire.stream.send([b"x" * 600_000])
         flushing = asyncio.create_task(wire.stream.flush_and_close(10))
         size = 0
-        while size < 200_001:
+        while size < 600_001:
             size += len(await asyncio.to_thread(os.read, wire.from_it, 65_536))
 
         assert await flushing
