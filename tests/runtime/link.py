@@ -135,9 +135,10 @@ class PlainSide:
         decode: Callable[[Any], Any] = plain,
         encode: Callable[[Any], bytes] = encode_checked,
         accept: Callable[[Any, Any], Any] | None = None,
+        begin: Callable[[Any, Any, InboundCall], Any] | None = None,
     ) -> None:
         """Serve a request."""
-        self._requests[method] = RequestRoute(decode, handler, encode, accept)
+        self._requests[method] = RequestRoute(decode, handler, encode, accept, begin=begin)
 
     def hear(
         self,

@@ -29,6 +29,7 @@ from antiphon._errors import (
     RequestError,
     ResourceNotFound,
 )
+from antiphon.runtime import DEFERRED
 from antiphon.schema import decode, v1_unstable
 
 if TYPE_CHECKING:
@@ -260,6 +261,63 @@ async def test_what_acceptance_returns_takes_the_place_of_the_params() -> None:
         await link.peer.answer_to(2)
 
         assert order == ["accept 1", "accept 2", "handle 1", "handle 2"]
+
+
+async def test_a_method_that_takes_no_context_is_begun_in_the_reader_and_given_none() -> None:
+    order: list[Any] = []
+    calls: list[InboundCall] = []
+
+    def begin(params: Any, raw: Any, call: InboundCall) -> Any:
+        order.append(("begin", params["n"], bytes(raw)))
+        calls.append(call)
+        return params["n"]
+
+    async def handle(number: Any, context: Any) -> Any:
+        order.append(("handle", number, context))
+        return number
+
+    async with linked() as link:
+        link.side.serve("x/y", handle, begin=begin)
+
+        link.peer.send(
+            b'{"id":1,"method":"x/y","params":{"n":1}}', b'{"id":2,"method":"x/y","params":{"n":2}}'
+        )
+        await link.peer.answer_to(2)
+
+        begun = [("begin", 1, b'{"n":1}'), ("begin", 2, b'{"n":2}')]
+        assert order == [*begun, ("handle", 1, None), ("handle", 2, None)]
+        assert [call.id for call in calls] == [b"1", b"2"]
+        assert not link.side.contexts
+
+
+@pytest.mark.parametrize("fault", [InvalidParams("no"), RuntimeError("internal")])
+async def test_what_is_refused_where_it_begins_is_answered_and_never_runs(fault: Exception) -> None:
+    gate = Gate()
+
+    def refuse(params: Any, raw: Any, call: InboundCall) -> Any:
+        raise fault
+
+    async with linked() as link:
+        link.side.serve("x/y", gate, begin=refuse)
+
+        link.peer.call(1, "x/y")
+
+        assert "error" in await link.peer.answer_to(1)
+        assert b"internal" not in link.peer.raw_frames[0]
+        assert not gate.begun.is_set()
+        assert not link.connection.protocol.requests
+
+
+async def test_deferring_without_a_context_is_a_fault_of_the_handler() -> None:
+    async def handle(params: Any, context: Any) -> Any:
+        return DEFERRED
+
+    async with linked() as link:
+        link.side.serve("x/y", handle, begin=lambda params, _raw, _call: params)
+
+        link.peer.call(1, "x/y")
+
+        assert (await link.peer.answer_to(1))["error"]["code"] == -32603
 
 
 async def test_what_acceptance_has_answered_runs_no_handler_and_counts_no_more() -> None:

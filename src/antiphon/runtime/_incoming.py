@@ -41,46 +41,34 @@ __all__ = ["InboundCall", "Incoming"]
 log = logging.getLogger("antiphon.connection")
 
 
-class InboundCall:
-    """A request of the peer that is being handled."""
+class InboundCall(msgspec.Struct, eq=False):
+    """A request of the peer that is being handled.
 
-    __slots__ = (
-        "after",
-        "answered",
-        "cancelled",
-        "deferred",
-        "followed",
-        "id",
-        "method",
-        "rx_seq",
-        "size",
-        "started",
-        "task",
-        "withdrawn",
-    )
+    Compared by what it is, never by value. A struct since one is made for each prompt, and what it
+    begins with then costs nothing.
+    """
 
-    def __init__(self, id_: bytes, method: str, rx_seq: int) -> None:
-        self.id = id_
-        self.method = method
-        #: Position of its frame among all that came on the connection, from 1.
-        self.rx_seq = rx_seq
-        #: Bytes of its frame, if it counts among what is being handled.
-        self.size = 0
-        self.cancelled = False
-        #: Whether it has its response. By this, not by its id, is told what may still answer: the peer
-        #: may use the id again as soon as it has the response.
-        self.answered = False
-        #: Whether that was a result, and what had to follow it has been done.
-        self.followed = False
-        #: Whether its task has begun: one that has not would never see its own cancellation.
-        self.started = False
-        #: Whether it was cancelled before that, so that its handler need not run either.
-        self.withdrawn = False
-        #: Set from `ctx.defer()` until the reply.
-        self.deferred: Obligation | None = None
-        self.task: asyncio.Task[None] | None = None
-        #: What is to follow its answer, if anything.
-        self.after: list[Callable[[], object]] | None = None
+    id: bytes
+    method: str
+    #: Position of its frame among all that came on the connection, from 1.
+    rx_seq: int
+    #: Bytes of its frame, if it counts among what is being handled.
+    size: int = 0
+    cancelled: bool = False
+    #: Whether it has its response. By this, not by its id, is told what may still answer: the peer
+    #: may use the id again as soon as it has the response.
+    answered: bool = False
+    #: Whether that was a result, and what had to follow it has been done.
+    followed: bool = False
+    #: Whether its task has begun: one that has not would never see its own cancellation.
+    started: bool = False
+    #: Whether it was cancelled before that, so that its handler need not run either.
+    withdrawn: bool = False
+    #: Set from `ctx.defer()` until the reply.
+    deferred: Obligation | None = None
+    task: asyncio.Task[None] | None = None
+    #: What is to follow its answer, if anything.
+    after: list[Callable[[], object]] | None = None
 
 
 class Incoming:
@@ -161,11 +149,15 @@ class Incoming:
             raise InvalidParams(str(error)) from error
         if route.at_once is not None and route.at_once(params, call):
             return
-        context = self._router.context(method, event.params, params, call)
-        if route.accept is not None:
-            params = route.accept(params, context)
-            if call.answered and route.withdraw is None:
-                return  # there was nothing to wait for
+        context = None
+        if route.begin is not None:
+            params = route.begin(params, event.params, call)
+        else:
+            context = self._router.context(method, event.params, params, call)
+            if route.accept is not None:
+                params = route.accept(params, context)
+                if call.answered and route.withdraw is None:
+                    return  # there was nothing to wait for
         if method == "initialize":
             self.held = []
         # No callback that forgets it at its end, as `create_task` has: `_serve` does.
@@ -190,7 +182,7 @@ class Incoming:
         return InternalError({"reason": reason, "limit": limit}, "Server busy")
 
     async def _serve(
-        self, call: InboundCall, route: RequestRoute, params: Any, context: Context
+        self, call: InboundCall, route: RequestRoute, params: Any, context: Context | None
     ) -> None:
         """Run one handler and answer, whatever happens: the boundary between exceptions and the wire."""
         succeeded = False
@@ -206,11 +198,11 @@ class Incoming:
                 # A thousand may have been let in at once, before the first had its answer. What an
                 # `accept` has entered somewhere its handler takes out again, so that has to run.
                 writer = self._writer
-                if writer.paused and route.accept is None and writer.full:
+                if writer.paused and route.accept is None and route.begin is None and writer.full:
                     raise self._busy(call, "unsent_bytes")  # noqa: TRY301
                 value = await route.invoke(params, context)
                 if value is DEFERRED_MARK or call.deferred is not None:
-                    value = await settled(value, context)
+                    value = await settled(value, call)
                 if not call.answered:
                     frame = self._protocol.result(call.id, route.encode(value))
                     call.answered = succeeded = frame is not None

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from antiphon.runtime._connection import Connection
-    from antiphon.runtime._context import Context
     from antiphon.runtime._incoming import InboundCall
 
 __all__ = ["DEFERRED", "DEFERRED_MARK", "Obligation", "Reply", "deferrable", "settled"]
@@ -237,18 +236,17 @@ class Reply:
         await self._obligation.wait()
 
 
-async def settled(result: Any, context: Context) -> Any:
+async def settled(result: Any, call: InboundCall) -> Any:
     """What a request is answered with whose handler returned `result`; waits if that is deferred."""
-    call = context.call
-    obligation = None if call is None else call.deferred
-    if call is None or obligation is None:
+    obligation = call.deferred
+    if obligation is None:
         if result is DEFERRED_MARK:
-            msg = f"the handler of {context.method} returned DEFERRED without ctx.defer()"
+            msg = f"the handler of {call.method} returned DEFERRED without ctx.defer()"
             raise TypeError(msg)
         return result
     if result is not DEFERRED_MARK and result is not None:
         msg = (
-            f"the handler of {context.method} called ctx.defer() and returned "
+            f"the handler of {call.method} called ctx.defer() and returned "
             f"{type(result).__name__} instead of DEFERRED"
         )
         raise TypeError(msg)
@@ -266,7 +264,7 @@ def deferrable(
     async def invoke(params: Any, context: Any) -> Any:
         result = await handler(params, context)
         if result is DEFERRED_MARK or context.call.deferred is not None:
-            return await settled(result, context)
+            return await settled(result, context.call)
         return result
 
     return invoke

@@ -30,6 +30,9 @@ class RequestRoute(msgspec.Struct, frozen=True):
     `withdraw` undoes it, where the peer cancels the request before its task begins: it is called in place
     of `invoke`. `at_once`, where given, is asked before all that, with the parameters and the call: True
     if it has answered, and nothing else is to be done.
+
+    `begin`, where given, is called in place of `accept` for a method whose handler takes no context:
+    with the parameters, their raw text and the call. `invoke` is then given None for a context.
     """
 
     decode: Callable[[Any], Any]
@@ -38,6 +41,7 @@ class RequestRoute(msgspec.Struct, frozen=True):
     accept: Callable[[Any, Any], Any] | None = None
     withdraw: Callable[[Any], None] | None = None
     at_once: Callable[[Any, InboundCall], bool] | None = None
+    begin: Callable[[Any, Any, InboundCall], Any] | None = None
 
 
 class NoticeRoute(msgspec.Struct, frozen=True):

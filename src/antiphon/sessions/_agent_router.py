@@ -397,9 +397,13 @@ class AgentRouter(SideRouter):
         def encode_response(response: Any) -> bytes:
             return _ENDED_RAW if response is _ENDED else encode(response)
 
-        return RequestRoute(route.decode, self._run_turn, encode_response, self._accept_prompt)
+        return RequestRoute(
+            route.decode, self._run_turn, encode_response, begin=self._accept_prompt
+        )
 
-    def _accept_prompt(self, params: v1_unstable.PromptRequest, context: AgentContext) -> Turn:
+    def _accept_prompt(
+        self, params: v1_unstable.PromptRequest, raw: Any, call: InboundCall
+    ) -> Turn:
         """In the reader: a cancel right behind the prompt must find the turn (field fault 25)."""
         session = self._peer.session_of(params.session_id)
         for block in params.prompt:
@@ -409,17 +413,16 @@ class AgentRouter(SideRouter):
                     break
                 reason = {"reason": "unsupported content", "capability": missing}
                 raise InvalidParams(reason)  # R1-80
-        turn = Turn(session, params, context.raw_params, context.call)
+        turn = Turn(session, params, raw, call)
         step = session.states.fire(_PROMPT, turn)
         if step.duties:
             session.carry_out(step.duties, turn)
         return turn
 
-    async def _run_turn(self, turn: Turn, context: AgentContext) -> v1.PromptResponse:
+    async def _run_turn(self, turn: Turn, _: None) -> v1.PromptResponse:
         """Run the handler and wait for the subtasks; the response is sent in the same step as it ends."""
         session = turn.session
-        # Two steps that ask nothing of the session: they need not go through it.
-        states = session.states
+        states = session.states  # what a step asks of the session is looked at here
         try:
             if _RUN in states.fire(_BEGIN, turn).effects:
                 try:
@@ -436,12 +439,14 @@ class AgentRouter(SideRouter):
                         turn.result = result
             if turn.subtasks:
                 await turn.finish()
-            effects = session.fire(_DRAINED, turn)
+            step = states.fire(_DRAINED, turn)
+            if step.duties:
+                session.carry_out(step.duties, turn)
         except BaseException:
             session.fire(Event.ABORTED, turn)
             raise
         failure, turn.failure = turn.failure, None  # it holds the frames that hold the turn
-        if _ANSWER not in effects:
+        if _ANSWER not in step.effects:
             return cancelled_response(turn)
         if failure is not None:
             raise failure

@@ -117,10 +117,15 @@ class ClientPeer(Peer, ClientCalls):
 
     def open_request(self, params: Any, timeout: float | None | UnsetType) -> FutureCall:
         """Send a request; its raw result is the call's future."""
+        return self.open_question(params, timeout, self._durable_of(params))
+
+    def open_question(
+        self, params: Any, timeout: float | None | UnsetType, durable: DurableLink | None
+    ) -> FutureCall:
+        """The same where it is known already whether the session has a journal."""
         known = self._known.get(params.__class__) or self._find(params)
         connection = self.connection
         call = FutureCall(known.name, connection.loop.create_future())
-        durable = self._durable_of(params)
         connection.open_call(
             call,
             encode_checked(params),

@@ -332,33 +332,33 @@ class DurableRouter(AgentRouter):
         self._new = session
         return body
 
-    def _accept_prompt(self, params: v1_unstable.PromptRequest, context: AgentContext) -> Turn:
+    def _accept_prompt(
+        self, params: v1_unstable.PromptRequest, raw: Any, call: InboundCall
+    ) -> Turn:
         self._check_control(params.session_id)
-        turn = super()._accept_prompt(params, context)
+        turn = super()._accept_prompt(params, raw, call)
         if turn.session.durable is not None:
             turn.session.durable.touched = True
         return turn
 
-    async def _run_turn(self, turn: Turn, context: AgentContext) -> v1.PromptResponse:
+    async def _run_turn(self, turn: Turn, _: None) -> v1.PromptResponse:
         link = turn.session.durable
         if link is None:
-            return await super()._run_turn(turn, context)
+            return await super()._run_turn(turn, None)
         call = turn.call
         if call is not None:
             self._prompts.add(call)
         try:
-            return await self._run_kept(link, turn, context)
+            return await self._run_kept(link, turn)
         finally:
             if call is not None:
                 self._prompts.discard(call)
 
-    async def _run_kept(
-        self, link: DurableLink, turn: Turn, context: AgentContext
-    ) -> v1.PromptResponse:
+    async def _run_kept(self, link: DurableLink, turn: Turn) -> v1.PromptResponse:
         if not link.outlives:
-            return await self._run_durable(link, turn, context)
+            return await self._run_durable(link, turn)
         # In a task of its own, which the end of the connection leaves alone.
-        task = self._durability.create_task(self._run_durable(link, turn, context))
+        task = self._durability.create_task(self._run_durable(link, turn))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -366,16 +366,14 @@ class DurableRouter(AgentRouter):
                 task.cancel()
             raise
 
-    async def _run_durable(
-        self, link: DurableLink, turn: Turn, context: AgentContext
-    ) -> v1.PromptResponse:
+    async def _run_durable(self, link: DurableLink, turn: Turn) -> v1.PromptResponse:
         try:
             await link.begin_turn(turn)
         except BaseException:
             turn.session.fire(Event.ABORTED, turn)
             raise
         try:
-            response = await super()._run_turn(turn, context)
+            response = await super()._run_turn(turn, None)
         except asyncio.CancelledError:
             if self._peer.connection.closed or link.outlives:
                 link.abandon_turn(turn)

@@ -362,7 +362,20 @@ class Turn:
             options=offered,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         )
         try:
-            response = await self._ask(params, timeout)
+            # The same as `_ask` does, without a coroutine of its own.
+            if self.session.durable is not None and not await self._told_before():
+                return _DENIED
+            call = self._put(params, timeout)
+            if call is None:
+                return _DENIED
+            try:
+                response = self._read(call, params, await call.future)
+            except BaseException as error:
+                if not self._withdrawn(call, error):
+                    raise
+                return _DENIED
+            finally:
+                self._closed(call)
         except AntiphonError as error:
             log.info("a permission request counts as denied: %s", error)
             return _DENIED
@@ -383,44 +396,65 @@ class Turn:
 
     async def _ask(self, params: Any, timeout: float | None | UnsetType = UNSET) -> Any:
         """Ask the user something that ends with the turn; None where it is not to be asked any more."""
-        session, states = self.session, self._states  # a step that asks nothing of the session
-        if _DENY in states.fire(_ASK, self).effects:
+        if self.session.durable is not None and not await self._told_before():
             return None
-        if session.durable is not None:
-            # What was told before is seen before. A cancellation meanwhile is one of what is asked.
-            await session.durable.settled()
-            if _DENY in states.fire(_ASK, self).effects:
-                return None
-        call = self.peer.open_request(params, timeout)
-        self._opened(call)
+        call = self._put(params, timeout)
+        if call is None:
+            return None
         try:
-            try:
-                raw = await call.future
-            except asyncio.CancelledError:
-                self._connection.abandon(call)
+            return self._read(call, params, await call.future)
+        except BaseException as error:
+            if not self._withdrawn(call, error):
                 raise
-            # A yes that a cancellation follows before anybody could act on it is none any more.
-            return self.peer.result_of(params, raw) if self._is_open(call) else None
-        except RequestCancelled:
-            if not self._is_open(call):
-                return None  # withdrawn, because the turn was cancelled
-            raise
+            return None
         finally:
-            if self._asked is call:
-                self._asked = None
-            elif self._asks is not None:
-                self._asks.discard(call)
+            self._closed(call)
 
-    def _opened(self, call: FutureCall) -> None:
+    async def _told_before(self) -> bool:
+        """What was told before a question is seen before; whether it may be asked behind that."""
+        # A cancellation meanwhile is one of what is asked: `_put` looks again.
+        durable = self.session.durable
+        if _DENY in self._states.fire(_ASK, self).effects:
+            return False
+        if durable is not None:
+            await durable.settled()
+        return True
+
+    def _put(self, params: Any, timeout: float | None | UnsetType) -> FutureCall | None:
+        """Send a question that ends with the turn; None where it is not to be asked any more."""
+        # A step that asks nothing of the session.
+        if _DENY in self._states.fire(_ASK, self).effects:
+            return None
+        call = self.peer.open_question(params, timeout, self.session.durable)
         if self._asked is None and self._asks is None:
             self._asked = call
-            return
+            return call
         if self._asks is None:
             self._asks = set()
         if self._asked is not None:
             self._asks.add(self._asked)
             self._asked = None
         self._asks.add(call)
+        return call
+
+    def _read(self, call: FutureCall, params: Any, raw: Any) -> Any:
+        """The answer, None where the question was withdrawn."""
+        # A yes that a cancellation follows before anybody could act on it is none any more.
+        if self._asked is call or self._is_open(call):
+            return self.peer.result_of(params, raw)
+        return None
+
+    def _withdrawn(self, call: FutureCall, error: BaseException) -> bool:
+        """Whether a question ended with its turn, and not with an error of its own."""
+        if isinstance(error, asyncio.CancelledError):
+            self._connection.abandon(call)
+        return isinstance(error, RequestCancelled) and not self._is_open(call)
+
+    def _closed(self, call: FutureCall) -> None:
+        if self._asked is call:
+            self._asked = None
+        elif self._asks is not None:
+            self._asks.discard(call)
 
     def _is_open(self, call: FutureCall) -> bool:
         return self._asked is call or (self._asks is not None and call in self._asks)
