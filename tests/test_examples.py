@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,8 +29,8 @@ RUN = {
 }
 
 
-def run(*argv: str | Path, cwd: Path, typed: str = "", **more: str) -> str:
-    """What a program prints; its end must be 0 and its standard error empty."""
+def run(*argv: str | Path, cwd: Path, typed: str = "", noise: str = r"(?!)", **more: str) -> str:
+    """What a program prints; its end must be 0 and its standard error empty, `noise` aside."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         [sys.executable, *argv],
@@ -40,7 +41,7 @@ def run(*argv: str | Path, cwd: Path, typed: str = "", **more: str) -> str:
         text=True,
         timeout=BOUND,
     )
-    assert (done.stderr, done.returncode) == ("", 0)
+    assert (re.sub(noise, "", done.stderr), done.returncode) == ("", 0)
     return done.stdout
 
 
@@ -177,7 +178,11 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     }
 
     printed = run(
-        *("-c", RUN_NOTEBOOK, FOLDER / "first_turn.ipynb", tmp_path / "k"), cwd=tmp_path, **homes
+        *("-c", RUN_NOTEBOOK, FOLDER / "first_turn.ipynb", tmp_path / "k"),
+        cwd=tmp_path,
+        # libzmq in a kernel that was told to end, once in many runs: every cell has run by then.
+        noise=r"\AAssertion failed: pfd\.revents & POLLIN \(src/signaler\.cpp:\d+\)\n\Z",
+        **homes,
     )
 
     outputs = json.loads(printed)

@@ -63,6 +63,16 @@ FOUND = {
             *(Step("update", 36, 4), Step("close", 0, 0)),
         ],
     ),
+    "two closes, of which the second is refused: what came then for the closed session stayed": (
+        "client",
+        40870,
+        [
+            *(Step("close", 33, 26), Step("close", 49, 28), Step("new", 60, 7)),
+            *(Step("new", 30, 62), Step("load", 39, 23), Step("turn", 8, 40)),
+            *(Step("answer", 62, 30), Step("answer", 26, 51), Step("answer", 33, 18)),
+            *(Step("answer", 34, 15), Step("update", 61, 63)),
+        ],
+    ),
 }
 
 

@@ -1022,6 +1022,16 @@ async def test_a_turn_that_outlives_a_close_keeps_its_last_updates_from_the_next
     assert turn.held[0] == link.queued_updates == 2
 
 
+async def test_a_session_that_is_closed_is_not_kept_by_another_close_that_is_refused() -> None:
+    link, inbox = made()
+    inbox.let_go()
+    inbox.let_go()
+    inbox.let_go(for_good=True)  # the first was answered
+    inbox.keep()  # and the second was refused
+    put(inbox, "a", "b")
+    assert inbox.held()[0] == link.queued_updates == 0
+
+
 async def test_a_history_that_is_complete_and_not_taken_is_let_go_with_its_session() -> None:
     link, inbox = made()
     inbox.label = "replay"

@@ -1230,7 +1230,7 @@ class AgentPeer(Peer, AgentCalls):
         del self.sessions[session_id]
         if session.attachment is not None:
             session.attachment.stop()
-        session.inbox.let_go()
+        session.inbox.let_go(for_good=True)
         self.settle_forgotten(session)
 
     def settle_forgotten(self, session: Session) -> None:

@@ -326,6 +326,7 @@ class Inbox:
         "_early",
         "_early_bytes",
         "_full",
+        "_gone",
         "_left_over",
         "_let_go_sink",
         "_let_go_turn",
@@ -381,6 +382,8 @@ class Inbox:
         # Queues that nothing more is put into, and that were not empty then.
         self._left_over: list[UpdateQueue] = []
         self._full = False
+        #: The session is closed: it is not kept any more, whoever else wanted to close it and was refused.
+        self._gone = False
 
     # -------------------------------------------------------------- the reader's side
 
@@ -495,14 +498,17 @@ class Inbox:
             self._seen = self.received
             self._showing = connection.create_task(self._show(queue), delivery=True)
 
-    def let_go(self) -> None:
+    def let_go(self, *, for_good: bool = False) -> None:
         """The session is being closed: nobody wants its updates, so that reading can go on.
 
         What waits is let go with an event, and what still comes outside a turn is not kept.
         Observers and the view go on seeing everything. An open turn keeps its updates as long as the
         budget lasts: it may be iterated to its end. With the budget spent they are let go, too, and the
         turn ends with `DeliveryGap`. One that has ended is its holder's.
+
+        `for_good`: it is closed, and `keep` undoes nothing any more.
         """
+        self._gone |= for_good
         replays = [queue for queue in self._left_over if queue.retired]
         for queue in (self.backlog, *self._subscribers, *replays):
             if not isinstance(queue, _Folding):
@@ -524,6 +530,8 @@ class Inbox:
 
     def keep(self) -> None:
         """Undo `let_go`: the session was not closed after all. Idempotent."""
+        if self._gone:
+            return
         if isinstance(self.backlog, Sink):
             self.backlog = UpdateQueue(self.connection)
         turn, self._let_go_turn = self._let_go_turn, None
