@@ -414,9 +414,9 @@ def test_malformed_optional_members_of_initialize_do_not_fail_it() -> None:
 def test_update_with_thousands_of_bad_items_takes_linear_time() -> None:
     def spent(count: int) -> float:
         raw = b'{"sessionUpdate":"plan","entries":[' + b",".join([b'{"content":1}'] * count) + b"]}"
-        begin = time.perf_counter()
+        begin = time.thread_time()
         assert decode_update(raw) == v1.Plan(entries=[])
-        return time.perf_counter() - begin
+        return time.thread_time() - begin
 
     spent(10)
 

@@ -411,10 +411,10 @@ def test_plans_are_built_whole_also_by_many_threads_at_once() -> None:
 def test_time_is_linear_in_the_number_of_repairs() -> None:
     def spent(count: int) -> float:
         value = {"plainName": "n", "listed": [{"deepName": "a", "note": 1}, 5] * count}
-        begin = time.perf_counter()
+        begin = time.thread_time()
         _, repairs = forgiven(Outer, value)
         assert len(repairs) == 2 * count
-        return time.perf_counter() - begin
+        return time.thread_time() - begin
 
     spent(10)
 

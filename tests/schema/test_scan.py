@@ -134,10 +134,10 @@ def test_scans_take_linear_time_whatever_the_input(unit: bytes) -> None:
         raw = b"[" * 300 + unit * (size // len(unit))
         times: list[float] = []
         for _ in range(3):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             json_depth_exceeds(raw, 256)
             repair_text(raw)
-            times.append(time.perf_counter() - begin)
+            times.append(time.thread_time() - begin)
         return min(times)
 
     # Quadratic time would be 64 times as long; linear 8 times, with room for a busy machine.
