@@ -402,37 +402,50 @@ async def idle(store: str, options: Options, figures: Figures) -> None:
     )
 
 
+@asynccontextmanager
+async def watched(
+    journal: Journal, count: int, credit: int
+) -> AsyncGenerator[tuple[Writer, list[Link]]]:
+    """One session, its writer, and so many that look on from now."""
+    writers = Writers(journal, credit=credit)
+    user = object()
+    writer = await writers.ensure("s", user)
+    links = [Link() for _ in range(count)]
+    subscribers = [
+        Subscriber(
+            await journal.open("s"),
+            writer,
+            Rider(history="tip"),
+            aware=True,
+            send=link.send,
+            writable=link.writable,
+            drain=link.drain,
+            reply=link.reply,
+        )
+        for link in links
+    ]
+    for subscriber in subscribers:
+        await subscriber.attach()
+    try:
+        yield writer, links
+    finally:
+        for subscriber in subscribers:
+            subscriber.detach()
+        await writers.aclose()
+
+
 async def fan_out(store: str, options: Options, figures: Figures) -> None:
     """One session, and several that look on."""
     each: list[float] = []
     for count in options.subscribers:
-        async with opened(store) as journal:
-            writers = Writers(journal, credit=options.records + 10)
-            user = object()
-            writer = await writers.ensure("s", user)
-            links = [Link() for _ in range(count)]
-            subscribers = [
-                Subscriber(
-                    await journal.open("s"),
-                    writer,
-                    Rider(history="tip"),
-                    aware=True,
-                    send=link.send,
-                    writable=link.writable,
-                    drain=link.drain,
-                    reply=link.reply,
-                )
-                for link in links
-            ]
-            for subscriber in subscribers:
-                await subscriber.attach()
+        async with (
+            opened(store) as journal,
+            watched(journal, count, options.records + 10) as (writer, links),
+        ):
             with Clock() as clock:
                 await append_many([writer], options.records // 10)
             sent = sum(link.frames - 1 for link in links)
             assert sent == count * (options.records // 10), sent
-            for subscriber in subscribers:
-                subscriber.detach()
-            await writers.aclose()
         each.append(clock.cpu / sent * 1e6)
         figures.add("fan-out", f"{count:,} subscribers", sent / clock.wall, "frames/s")
         figures.add("fan-out", f"{count:,} subscribers", each[-1], "us CPU each")

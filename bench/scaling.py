@@ -20,20 +20,20 @@ import resource
 import sys
 import tempfile
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bench.journal import Link, append_many, attach, fill, opened
+from bench.journal import append_many, attach, fill, opened, watched
 
 from antiphon import Agent, Limits, SessionView, Turn, connect, serve_unix, spawn
-from antiphon.journal import Rider, Subscriber, Writers
+from antiphon.journal import Rider
 from antiphon.schema import v1
 from antiphon.testing import joined
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from antiphon import AgentPeer, Session
 
@@ -374,40 +374,11 @@ async def load(number: int) -> Spent:
 async def subscribers(number: int) -> Spent:
     """A thousand records to so many subscribers of a session of an agent, journal included."""
     records, timer = 2_000, Timer()
-    async with opened("memory") as journal, subscribed(journal, number) as (writer, links):
+    async with opened("memory") as journal, watched(journal, number, 100_000) as (writer, links):
         with timer:
             await append_many([writer], records)
         assert sum(link.frames - 1 for link in links) == number * records
     return timer.spent
-
-
-@asynccontextmanager
-async def subscribed(journal: Any, number: int) -> AsyncGenerator[tuple[Any, list[Link]]]:
-    writers = Writers(journal, credit=100_000)
-    user = object()
-    writer = await writers.ensure("s", user)
-    links = [Link() for _ in range(number)]
-    attached = [
-        Subscriber(
-            await journal.open("s"),
-            writer,
-            Rider(history="tip"),
-            aware=True,
-            send=link.send,
-            writable=link.writable,
-            drain=link.drain,
-            reply=link.reply,
-        )
-        for link in links
-    ]
-    for subscriber in attached:
-        await subscriber.attach()
-    try:
-        yield writer, links
-    finally:
-        for subscriber in attached:
-            subscriber.detach()
-        await writers.aclose()
 
 
 async def subscriptions(number: int) -> Spent:
