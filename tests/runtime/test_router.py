@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.runtime.link import PlainSide, linked
+from tests.runtime.link import BOUND, Peer, PlainSide, linked
 
-from antiphon.runtime import NoticeRoute, RequestRoute
+from antiphon.runtime import Connection, Context, NoticeRoute, RequestRoute, Router
 from antiphon.schema import encode, loads
+from antiphon.transports import memory_pair
 
 if TYPE_CHECKING:
-    from antiphon.runtime import Router
+    from antiphon._errors import ConnectionClosed
+    from antiphon.runtime import InboundCall
 
 
 async def handle(params: Any, context: Any) -> Any:
@@ -67,3 +69,57 @@ async def test_a_request_and_a_notification_of_one_name_are_served_apart() -> No
 
         assert (await link.peer.answer_to(1))["result"] == "asked"
         assert heard == ["told"]
+
+
+class OneByOne(Router):
+    """A router of one's own that serves one request, and takes updates one by one."""
+
+    connection: Connection
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, bytes, bytes]] = []
+
+    def update_received(self, session_id: str, update: Any, frame: bytes) -> None:
+        self.told.append((session_id, bytes(update), frame))
+
+    def request_route(self, method: str) -> RequestRoute | None:
+        return RequestRoute(loads, handle, encode)
+
+    def notice_route(self, method: str) -> NoticeRoute | None:
+        return None
+
+    def context(self, method: str, raw: Any, params: Any, call: InboundCall | None) -> Context:
+        return Context(self.connection, method, "", raw, call)
+
+    def cancelled(self, call: InboundCall) -> bool:
+        return False
+
+    def input_ended(self) -> None:
+        return
+
+    def connection_lost(self, error: ConnectionClosed) -> None:
+        return
+
+
+async def test_a_router_that_takes_updates_one_by_one_loses_none_that_come_together() -> None:
+    side, (near, far) = OneByOne(), memory_pair()
+    side.connection = Connection(near, "client", side)
+    peer = Peer(far, BOUND)
+    frames = [
+        b'{"method":"session/update","params":{"sessionId":"%s","update":{"n":%d}}}' % (s, n)
+        for s in (b"a", b"b")
+        for n in range(50)
+    ]
+    await side.connection.start()
+    await far.start(peer)
+    try:
+        peer.send(*frames)
+        peer.call(1, "x/y", "one")
+        await peer.answer_to(1)
+    finally:
+        await side.connection.aclose()
+        await far.aclose()
+
+    assert side.told == [
+        (s, b'{"n":%d}' % n, frames[at * 50 + n]) for at, s in enumerate("ab") for n in range(50)
+    ]

@@ -76,6 +76,8 @@ class Router(Protocol):
         self, session_id: str, updates: Sequence[Any], frames: Sequence[Any]
     ) -> None:
         """Several of one session that came together: the same as `update_received` for each."""
+        for update, frame in zip(updates, frames, strict=True):
+            self.update_received(session_id, update, frame)
 
     def cancelled(self, call: InboundCall) -> bool:
         """`$/cancel_request` for `call`: True if the side deals with it, else its task is cancelled."""
