@@ -658,7 +658,7 @@ async def test_observers_that_miss_an_update_are_an_alarm_and_hold_up_nobody() -
 @pytest.mark.parametrize("deliver", [put, put_together])
 async def test_a_traced_queue_reports_each_update_with_its_place(deliver: Any) -> None:
     link, inbox = made()
-    turn = inbox.turn = TracedQueue(cast("Any", link), "s", 3)
+    turn = inbox.turn = TracedQueue(inbox, 3)
     deliver(inbox, "a", "b")
     assert [facts for name, facts in link.events if name == "delivery"] == [
         {"session": "s", "turn": 3, "decision": "emit", "ordinal": n, "buffered": n + 1}
@@ -721,7 +721,7 @@ async def test_what_a_hook_does_at_an_update_holds_for_the_next_that_came_with_i
         link = Acting(at)
         inbox = Inbox(cast("Any", link), "s")
         inbox.label = "turn"
-        turn = inbox.turn = TracedQueue(cast("Any", link), "s", 1)
+        turn = inbox.turn = TracedQueue(inbox, 1)
         subscription, view = inbox.subscribe(), SessionView()
         others: list[Subscription] = []
         acts: dict[str, Callable[[], object]] = {
@@ -739,6 +739,43 @@ async def test_what_a_hook_does_at_an_update_holds_for_the_next_that_came_with_i
         subscription.close()
         await ended(link, inbox)
     assert accounts[0] == accounts[1]
+
+
+@pytest.mark.parametrize("deliver", [put, put_together])
+@pytest.mark.parametrize("consumer", ["subscription", "observer", "view"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+async def test_what_is_begun_in_a_hook_begins_with_the_next_update_and_misses_none(
+    at: int, consumer: str, deliver: Any
+) -> None:
+    link = Acting(at)
+    inbox = Inbox(cast("Any", link), "s")
+    inbox.label = "turn"
+    turn = inbox.turn = TracedQueue(inbox, 1)
+    before, view = inbox.subscribe(), SessionView()
+    opened: list[Subscription] = []
+    seen: list[str] = []
+    acts: dict[str, Callable[[], object]] = {
+        "subscription": lambda: opened.append(inbox.subscribe()),
+        "observer": lambda: inbox.observe(lambda update: seen.append(update.text)),
+        "view": lambda: inbox.fold(view),
+    }
+    link.act = acts[consumer]
+    deliver(inbox, "a", "b", "c")
+    assert inbox.turn_ended() is turn
+    deliver(inbox, "d")
+    await ended(link, inbox)
+
+    assert texts(list(iter(turn.take, None))) == ["a", "b", "c"]
+    assert await rest(before) == ["a", "b", "c", "d"]
+    if consumer == "view":
+        seen = [message.text for message in view.messages]
+        assert "".join(seen) == "abcd"[at + 1 :]
+    else:
+        for subscription in opened:
+            seen += await rest(subscription)  # which raises where the count is wrong
+        assert seen == ["a", "b", "c", "d"][at + 1 :]
+    assert {facts["decision"] for name, facts in link.events if name == "delivery"} == {"emit"}
+    assert link.queued_bytes == 0
 
 
 # ------------------------------------------------------------------ closing

@@ -34,7 +34,10 @@ from antiphon.testing import RawPeer, raw_agent
 from tests.sessions.pairs import joined
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+
     from antiphon import AgentPeer, PromptTurn, Session
+    from antiphon.sessions import Subscription
 
 
 async def opened(peer: AgentPeer, raw: RawPeer, session_id: str = "s1", **result: Any) -> Session:
@@ -57,8 +60,8 @@ def ends(request: dict[str, Any], reason: str = "end_turn", **more: Any) -> dict
     return {"jsonrpc": "2.0", "id": request["id"], "result": {"stopReason": reason, **more}}
 
 
-async def texts(turn: PromptTurn) -> list[str]:
-    return [update.text async for update in turn]
+async def texts(updates: AsyncIterable[Update]) -> list[str]:
+    return [update.text async for update in updates]
 
 
 async def test_a_turn_gives_its_updates_in_order_and_then_its_answer() -> None:
@@ -1420,6 +1423,24 @@ async def test_with_a_hook_each_update_of_a_turn_is_told_with_its_place() -> Non
     assert [(facts["turn"], facts["ordinal"], facts["decision"]) for facts in told] == [
         (turn, ordinal, "emit") for turn in (1, 2) for ordinal in (0, 1)
     ]
+
+
+async def test_a_subscription_made_in_a_hook_begins_with_the_next_update() -> None:
+    subscriptions: list[Subscription] = []
+    session: Session | None = None
+
+    def hook(event: TelemetryEvent) -> None:
+        if session is not None and event.name == "delivery" and event.facts["ordinal"] == 1:
+            subscriptions.append(session.updates())
+
+    async with raw_agent(telemetry=hook) as (peer, raw):
+        session = await opened(peer, raw)
+        async with session.prompt("go") as turn:
+            request = await raw.wait("session/prompt")
+            raw.send(*(raw.update("s1", text) for text in "abcd"), ends(request))
+            assert await texts(turn) == ["a", "b", "c", "d"]
+    (subscription,) = subscriptions
+    assert await texts(subscription) == ["c", "d"]
 
 
 @pytest.mark.parametrize("many", ["updates", "bytes"])

@@ -98,8 +98,8 @@ class UpdateQueue:
         self._batch_bytes = 0
         self._batch_count = 0
 
-    def put(self, update: Update, size: int) -> None:
-        """Add one; called by the reader alone."""
+    def put(self, update: Update, size: int) -> bool | None:
+        """Add one; called by the reader alone. True where all other consumers have it by that, too."""
         if self.items:
             self.items.append(update)
         else:
@@ -195,28 +195,31 @@ class UpdateQueue:
 class TracedQueue(UpdateQueue):
     """A turn's queue that reports each update; used only where a telemetry hook is set.
 
-    Updates that come together are put into it one by one, by `Inbox.put_all`.
+    It does so once every consumer has the update: what a hook does about them, a new subscription for
+    one, holds from the next on. Updates that come together are put into it one by one, by `Inbox.put_all`.
     """
 
-    __slots__ = ("ordinal", "session_id", "turn")
+    __slots__ = ("inbox", "ordinal", "turn")
 
-    def __init__(self, connection: Connection, session_id: str, turn: int) -> None:
-        super().__init__(connection)
-        self.session_id = session_id
+    def __init__(self, inbox: Inbox, turn: int) -> None:
+        super().__init__(inbox.connection)
+        self.inbox = inbox
         self.turn = turn
         self.ordinal = 0
 
-    def put(self, update: Update, size: int) -> None:
+    def put(self, update: Update, size: int) -> bool:
         super().put(update, size)
+        self.inbox.put_beside_turn(update, size)
         self.connection.emit(
             "delivery",
-            session=self.session_id,
+            session=self.inbox.session_id,
             turn=self.turn,
             decision="emit",
             ordinal=self.ordinal,
             buffered=len(self),
         )
         self.ordinal += 1
+        return True
 
 
 class Sink(UpdateQueue):
@@ -394,7 +397,8 @@ class Inbox:
         size = len(frame)
         turn = self.turn
         if turn is not None:
-            turn.put(update, size)
+            if turn.put(update, size):
+                return
         elif not self._subscribers and not self._observers:
             self.backlog.put(update, size)
         elif self._early is not None:
@@ -402,6 +406,13 @@ class Inbox:
         if self._subscribers:
             for queue in self._subscribers:
                 queue.put(update, size)
+        if self._observed is not None:
+            self._observed.put(update, size)
+
+    def put_beside_turn(self, update: Update, size: int) -> None:
+        """Deliver an update of the open turn to all but that."""
+        for queue in self._subscribers:
+            queue.put(update, size)
         if self._observed is not None:
             self._observed.put(update, size)
 

@@ -333,9 +333,7 @@ class PromptTurn(OutboundCall, Once[PromptOutcome], AsyncIterator[Update]):
         session.turns += 1
         self._number = session.turns
         self._queue = inbox.turn = (
-            TracedQueue(connection, session.session_id, self._number)
-            if connection.observed
-            else UpdateQueue(connection)
+            TracedQueue(inbox, self._number) if connection.observed else UpdateQueue(connection)
         )
         self._before = inbox.received
         inbox.label = "turn"
@@ -792,8 +790,8 @@ class Session:
         """Every update of this session from here on, in order, turns included.
 
         The first subscriber also gets what arrived outside a turn and was seen by nobody (e.g. the
-        commands announced right after `session/new`). Ends when the connection is lost or the
-        subscription is closed.
+        commands announced right after `session/new`). One that is made in a telemetry hook begins with
+        the next update. Ends when the connection is lost or the subscription is closed.
         """
         return self.inbox.subscribe()
 
