@@ -98,8 +98,8 @@ class UpdateQueue:
         self._batch_bytes = 0
         self._batch_count = 0
 
-    def put(self, update: Update, size: int) -> bool | None:
-        """Add one; called by the reader alone. True where all other consumers have it by that, too."""
+    def put(self, update: Update, size: int) -> bool:
+        """Add one; called by the reader alone. True if that has given it to all other consumers, too."""
         if self.items:
             self.items.append(update)
         else:
@@ -113,6 +113,7 @@ class UpdateQueue:
             self.waiter = None
             if not waiter.done():
                 waiter.set_result(None)
+        return False
 
     def put_all(self, updates: list[Update], size: int) -> None:
         """Add several that came together, of `size` bytes in all; the same as `put` for each."""
@@ -231,8 +232,9 @@ class Sink(UpdateQueue):
         super().__init__(connection)
         self.dropped = 0
 
-    def put(self, update: Update, size: int) -> None:
+    def put(self, update: Update, size: int) -> bool:
         self.dropped += 1
+        return False
 
     def put_all(self, updates: list[Update], size: int) -> None:
         self.dropped += len(updates)
@@ -247,12 +249,13 @@ class _Folding(UpdateQueue):
         super().__init__(connection)
         self.view = view
 
-    def put(self, update: Update, size: int) -> None:
+    def put(self, update: Update, size: int) -> bool:
         try:
             self.view.apply(update)
         except Exception:
             # The queues behind this one must not miss the update for it.
             log.exception("an update of session %s could not be folded", update.session_id)
+        return False
 
     def put_all(self, updates: list[Update], size: int) -> None:
         for update in updates:
