@@ -25,6 +25,7 @@ NOT_MIRRORED: dict[str, str] = {
 # Test modules of something that is no module.
 NO_MODULE_OF_ITS_OWN: dict[str, str] = {
     "sessions/test_delivery_bounds.py": "what delivery costs with a real process at the other end",
+    "sessions/test_turn_waiting.py": "two ways in which a consumer waits, against each other",
     "sessions/test_durable_shared.py": "several connections on one session of a durable agent",
     "sessions/test_pairs.py": "the two joined sides that other tests stand on",
     "schema/test_oracle.py": "the generated types, against the official schema",
