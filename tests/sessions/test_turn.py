@@ -6,15 +6,18 @@ import asyncio
 import errno
 import inspect
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from antiphon import (
     Agent,
+    AntiphonError,
     Capabilities,
     CapabilityError,
     Client,
@@ -22,13 +25,15 @@ from antiphon import (
     Context,
     LimitExceeded,
     Limits,
+    PermissionAnswer,
     RequestError,
     Turn,
     TurnOver,
     UrlElicitation,
 )
-from antiphon.schema import Unknown, v1, v1_unstable
+from antiphon.schema import UNSET, Unknown, v1, v1_unstable
 from antiphon.testing import RawPeer, raw_client
+from tests.journal.ears import HeldJournal
 from tests.sessions.pairs import Wire, joined
 
 if TYPE_CHECKING:
@@ -803,6 +808,160 @@ async def test_a_form_may_be_filled_in_declined_cancelled_or_fail() -> None:
         v1.ElicitationCancelAction(),
         -32603,
     ]
+
+
+ASKING = st.sampled_from(
+    [
+        *("ask",) * 4,
+        *("yes", "no", "settle") * 2,
+        *("ask shortly", "unknown option", "error", "nonsense", "say", "wait"),
+        *("hold the journal", "let it go on"),
+        *("cancel", "cancel the prompt", "cancel an asker", "return", "lose"),
+    ]
+)
+CHOICES = [
+    v1.PermissionOption(option_id="yes", name="Yes", kind="allow_once"),
+    v1.PermissionOption(option_id="no", name="No", kind="reject_once"),
+]
+
+
+class AsksLikeForms(Turn):
+    """A turn whose permissions are asked for in the way that its forms are."""
+
+    async def ask_permission(
+        self,
+        tool_call: Any,
+        options: Any = None,
+        *,
+        timeout: Any = UNSET,
+    ) -> PermissionAnswer:
+        params = v1.RequestPermissionRequest(
+            session_id=self.session_id, tool_call=self._described(tool_call), options=list(options)
+        )
+        selected = None
+        with suppress(AntiphonError):
+            response = await self._ask(params, timeout)
+            selected = getattr(getattr(response, "outcome", None), "option_id", None)
+        known = selected if selected in {"yes", "no"} else None
+        return PermissionAnswer(known, allowed=known == "yes")
+
+
+async def asked_in_any_order(
+    kind: type[Turn], steps: list[tuple[str, int]], journal: HeldJournal | None
+) -> list[Any]:
+    """What can be seen of a turn that asks while anything happens to it."""
+    account: list[Any] = []
+    askers: list[asyncio.Task[PermissionAnswer]] = []
+    begun, returns = asyncio.Event(), asyncio.Event()
+
+    async def act(turn: Turn) -> None:
+        turn.__class__ = kind
+        begun.set()
+        await returns.wait()
+
+    options: dict[str, Any] = {} if journal is None else {"journal": journal}
+    agent = Scripted(act)
+    async with raw_client(agent, **options) as raw:
+        new = await raw.ask("session/new", {"cwd": "/", "mcpServers": []})
+        session = Prompted(raw, new["result"]["sessionId"])
+        raw.send(session.prompt())
+        await begun.wait()
+        (turn,) = agent.turns
+        answered = 0
+        for step, number in steps:
+            match step:
+                case "ask" | "ask shortly":
+                    # What is given may change while it is asked for.
+                    choices = CHOICES.copy()
+                    timeout: Any = UNSET if step == "ask" else 0.5
+                    call = v1.ToolCallUpdate(tool_call_id="t")
+                    asking = turn.ask_permission(call, choices, timeout=timeout)
+                    askers.append(asyncio.ensure_future(asking))
+                    await asyncio.sleep(0)
+                    choices.clear()
+                case "yes" | "no" | "unknown option" | "error" | "nonsense":
+                    questions = raw.sent("session/request_permission")[answered:]
+                    for question in questions[:1]:
+                        answered += 1
+                        if step == "error":
+                            raw.refuse(question, -32603)
+                        elif step == "nonsense":
+                            raw.answer(question, {"outcome": 7})
+                        else:
+                            outcome = {"outcome": "selected", "optionId": step}
+                            raw.answer(question, {"outcome": outcome})
+                case "cancel":
+                    raw.send(session.cancel())
+                case "cancel the prompt":
+                    raw.send(raw.notification("$/cancel_request", {"requestId": "p"}))
+                case "cancel an asker" if askers:
+                    askers[number % len(askers)].cancel()
+                case "say" if not turn.over:
+                    with suppress(TurnOver, ConnectionClosed):
+                        await turn.say(f"{number}")
+                case "wait":
+                    await asyncio.sleep(1)
+                case "hold the journal" | "let it go on" if journal is not None:
+                    for log in journal.logs:
+                        (log.gate.clear if step == "hold the journal" else log.gate.set)()
+                case "return":
+                    returns.set()
+                case "lose":
+                    turn._connection.connection_lost(ConnectionClosed("cut"))
+                case _:
+                    for _ in range(number):
+                        await asyncio.sleep(0)
+            account.append(seen_of(turn, askers, raw))
+        for log in journal.logs if journal is not None else ():
+            log.gate.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        account.append(seen_of(turn, askers, raw))
+        for asker in askers:
+            asker.cancel()
+        returns.set()
+        await asyncio.gather(*askers, return_exceptions=True)
+        account.append(seen_of(turn, askers, raw))
+    return account
+
+
+def seen_of(turn: Turn, askers: list[asyncio.Task[Any]], raw: RawPeer) -> Any:
+    outcomes = [
+        "waits"
+        if not t.done()
+        else "cancelled"
+        if t.cancelled()
+        else repr(t.exception() or t.result())
+        for t in askers
+    ]
+    open_ones = (turn._asked is not None, len(turn._asks or ()))
+    # Those of one moment are withdrawn in any order.
+    withdrawn = sorted(frame["params"]["requestId"] for frame in raw.sent("$/cancel_request"))
+    others = [frame for frame in raw.frames if frame.get("method") != "$/cancel_request"]
+    wire = repr(others).replace(turn.session_id, "s")
+    return outcomes, open_ones, turn.over, turn.cancelled, withdrawn, wire
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@settings(max_examples=100)
+@given(st.lists(st.tuples(ASKING, st.integers(0, 5)), max_size=25))
+@example([("ask", 0), ("settle", 5), ("yes", 0), ("settle", 5)])
+@example([("ask", 0), ("ask", 0), ("settle", 5), ("cancel", 0), ("yes", 0), ("settle", 5)])
+@example([("ask", 0), ("settle", 5), ("yes", 0), ("cancel", 0), ("settle", 5), ("ask", 0)])
+@example([("ask", 0), ("settle", 5), ("cancel an asker", 0), ("yes", 0), ("settle", 5)])
+@example([("ask", 0), ("settle", 5), ("return", 0), ("settle", 5), ("yes", 0), ("settle", 5)])
+@example([("ask shortly", 0), ("settle", 5), ("wait", 0), ("ask", 0), ("lose", 0)])
+@example([("hold the journal", 0), ("say", 0), ("ask", 0), ("settle", 5), ("let it go on", 0)])
+@example([("hold the journal", 0), ("say", 0), ("ask", 0), ("cancel", 0), ("let it go on", 0)])
+async def test_a_permission_is_asked_for_as_a_form_is_whatever_happens_meanwhile(
+    durable: bool, steps: list[tuple[str, int]]
+) -> None:
+    """The one has steps of the other in itself, to be a coroutine less."""
+    short, general = [
+        await asked_in_any_order(kind, steps, HeldJournal() if durable else None)
+        for kind in (Turn, AsksLikeForms)
+    ]
+    assert short == general
 
 
 # ------------------------------------------------------------------ cancellation

@@ -351,15 +351,16 @@ class Turn:
             options: what can be chosen; by default allow once, always allow, reject.
             timeout: seconds; UNSET means `Limits.permission_timeout`.
         """
-        # A copy, since the answer is held against it; a tuple, which the collector soon leaves alone.
-        offered = _OPTIONS if options is None else tuple(options)
-        if options is not None:
+        if options is None:
+            offered = _OPTIONS
+        else:
+            offered = list(options)  # a copy, since the answer is held against it
             for option in offered:
                 _check_type(option, v1.PermissionOption, "permission option")
         params = v1.RequestPermissionRequest(
             session_id=self.session.session_id,
             tool_call=self._described(tool_call),
-            options=offered,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            options=offered,
         )
         try:
             # The same as `_ask` does, without a coroutine of its own.
@@ -854,11 +855,12 @@ _TAIL = b"}}}}"
 #: More than a journal adds to a frame.
 _RIDER = 256
 _DENIED = PermissionAnswer(None, allowed=False)
-_OPTIONS = (
+#: What can be chosen where nothing else is offered; never changed.
+_OPTIONS = [
     v1.PermissionOption(option_id="allow_once", name="Allow once", kind="allow_once"),
     v1.PermissionOption(option_id="allow_always", name="Always allow", kind="allow_always"),
     v1.PermissionOption(option_id="reject_once", name="Reject", kind="reject_once"),
-)
+]
 
 
 def _check_type(value: Any, kind: type, what: str) -> None:
