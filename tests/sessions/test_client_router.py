@@ -538,6 +538,45 @@ async def _outcome(session: Session, **options: Any) -> Any:
     return await session.prompt("go", **options)
 
 
+@pytest.mark.covers("R1-92")
+@pytest.mark.parametrize("policy", ["fixed", "asked"])
+@pytest.mark.parametrize("silence", [None, 80])
+@pytest.mark.parametrize("looked_at", [False, True])
+@pytest.mark.parametrize("state", ["open", "stopping", "no turn", "unknown session"])
+async def test_a_question_is_shown_once_and_answered_in_one_way_whoever_decides(
+    policy: str, silence: int | None, looked_at: bool, state: str
+) -> None:
+    async def always(params: Any, ctx: Any) -> bool:
+        return True
+
+    async with raw_agent(Client(permissions="allow" if policy == "fixed" else always)) as (
+        peer,
+        raw,
+    ):
+        session = await opened(peer, raw)
+        turn = session.prompt("go", silence=silence)
+        if state in {"open", "stopping"}:
+            await turn.__aenter__()
+        if state == "stopping":
+            await turn.cancel(backstop=None)
+        view = session.view if looked_at else None
+        before = 0 if view is None else view.revision
+        asked = ask("s2" if state == "unknown session" else "s1")
+        answer = await raw.ask("session/request_permission", asked)
+
+        assert answer["result"] == (CANCELLED if state == "stopping" else YES)
+        if view is not None:
+            shown = state != "unknown session"
+            assert view.revision - before == shown
+            assert list(view.tool_calls) == ["never announced"] * shown
+        assert peer._router._questions == {}
+        if turn.unsent:
+            turn.close()
+        else:
+            raw.answer(await raw.wait("session/prompt"), {"stopReason": "end_turn"})
+            assert [update async for update in turn] == []
+
+
 async def test_an_open_question_holds_up_neither_files_nor_updates() -> None:
     """Quirk 16: an agent reads a file while its own question is unanswered."""
     dialog = Dialog()

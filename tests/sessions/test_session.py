@@ -1180,7 +1180,9 @@ async def test_an_agent_that_gives_no_sign_of_life_is_given_up() -> None:
 
 
 @pytest.mark.virtual_time
-@pytest.mark.parametrize("sign", ["update", "request", "open request", "notification"])
+@pytest.mark.parametrize(
+    "sign", ["update", "request", "open request", "decided request", "notification"]
+)
 async def test_an_agent_that_gives_signs_of_life_may_take_its_time(sign: str) -> None:
     released = asyncio.Event()
 
@@ -1199,7 +1201,8 @@ async def test_an_agent_that_gives_signs_of_life_may_take_its_time(sign: str) ->
 
     loop = asyncio.get_running_loop()
     ask: dict[str, Any] = {"sessionId": "s1", "toolCall": {"toolCallId": "t"}, "options": []}
-    async with raw_agent(Listening(permissions=decide)) as (peer, raw):
+    policy: Any = "deny" if sign == "decided request" else decide
+    async with raw_agent(Listening(permissions=policy)) as (peer, raw):
         session = await opened(peer, raw)
         begin = loop.time()
 
@@ -1213,6 +1216,8 @@ async def test_an_agent_that_gives_signs_of_life_may_take_its_time(sign: str) ->
                     raw.send(raw.update("s1", "x"))
                 elif sign == "request":
                     raw.send(raw.request(number, "_x/beat", {"sessionId": "s1"}))
+                elif sign == "decided request":
+                    assert "result" in await raw.ask("session/request_permission", ask)
                 elif sign == "notification":
                     raw.send(raw.notification("_x/hello", {"sessionId": "s1"}))
             released.set()

@@ -249,9 +249,8 @@ class ClientRouter(SideRouter):
         match method:
             case "session/request_permission":
                 ask = self._question_handler(invoke)
-                accept = partial(self._accept_permission, encode)
-                at_once = None if self._decide is None else partial(self._permit, encode)
-                return RequestRoute(decode, ask, encode, accept, at_once=at_once)
+                at_once = partial(self._permission_received, encode)
+                return RequestRoute(decode, ask, encode, self._accept_permission, at_once=at_once)
             case "elicitation/create":
                 ask = self._question_handler(invoke)
                 return RequestRoute(decode, ask, encode, self._accept_elicitation)
@@ -260,16 +259,26 @@ class ClientRouter(SideRouter):
             case _:
                 return route
 
-    def _permit(self, encode: Callable[[Any], bytes], params: Any, call: InboundCall) -> bool:
-        """What `_accept_permission` does in the usual case, where nobody has to be asked or told."""
+    def _permission_received(
+        self, encode: Callable[[Any], bytes], params: Any, call: InboundCall
+    ) -> bool:
+        """Show it in the view, and answer where nobody has to be asked: True if that was its answer.
+
+        A policy that is always the same needs no task, and not even a context.
+        """
         session = self._peer.sessions.get(params.session_id)
-        if session is None or session.watch is not None or session.inbox.view is not None:
-            return False
-        if self._decide is None or _stopping(session):
-            return False
-        decision = self._decide(params)
+        if session is not None:
+            view = session.inbox.view
+            if view is not None:
+                # It may say what no update has said yet (quirk 14).
+                view.apply_tool_call(params.tool_call)
+            if session.stopping:
+                return False  # `_enter` says so
+        decision = None if self._decide is None else self._decide(params)
         if decision is None:
             return False
+        if session is not None and session.watch is not None:
+            session.watch.asked(call)  # as `context` does
         self._peer.connection.answer(call, self._decided(encode, decision))
         return True
 
@@ -280,22 +289,8 @@ class ClientRouter(SideRouter):
             self._decision = decision
         return self._answer
 
-    def _accept_permission(
-        self, encode: Callable[[Any], bytes], params: Any, context: ClientContext
-    ) -> Any:
-        """Enter it where `session/cancel` finds it; answered at once in a turn being cancelled.
-
-        So it is where nobody has to be asked: a policy that is always the same needs no task.
-        """
-        call, session = context.call, context.session
-        if session is not None and session.inbox.view is not None:
-            # It may say what no update has said yet (quirk 14).
-            session.inbox.view.apply_tool_call(params.tool_call)
-        if call is not None and self._decide is not None and not _stopping(session):
-            decision = self._decide(params)
-            if decision is not None:
-                self._peer.connection.answer(call, self._decided(encode, decision))
-                return params
+    def _accept_permission(self, params: Any, context: ClientContext) -> Any:
+        """Enter it where `session/cancel` finds it; answered at once in a turn being cancelled."""
         self._enter(context)
         return params
 
