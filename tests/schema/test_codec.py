@@ -267,6 +267,21 @@ def test_update_of_a_known_kind_is_typed() -> None:
     assert decode_update(CHUNK % b"hi") == v1.AgentMessageChunk(content=v1.TextContent(text="hi"))
 
 
+def test_the_decoder_of_updates_is_made_by_the_first_and_kept() -> None:
+    updates = _codec.StrictUpdates()
+    before = updates.decode
+
+    first = updates.decode(CHUNK % b"hi")
+    made = updates.decode
+
+    assert first == updates.decode(CHUNK % b"hi") == decode_update(CHUNK % b"hi")
+    assert made is updates.decode
+    assert made != before
+    for decoding in (before, made):
+        with pytest.raises(msgspec.DecodeError):
+            decoding(b'{"sessionUpdate":"brand_new"}')
+
+
 @pytest.mark.covers("R1-86", "FF-32")
 @pytest.mark.parametrize(
     ("raw", "reason"),

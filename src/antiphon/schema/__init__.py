@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         params_decoder,
         refuse_non_finite,
         repair_text,
+        strict_updates,
     )
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "params_decoder",
     "refuse_non_finite",
     "repair_text",
+    "strict_updates",
     "variants",
 ]
 

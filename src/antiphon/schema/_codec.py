@@ -54,6 +54,7 @@ __all__ = [
     "params_decoder",
     "refuse_non_finite",
     "repair_text",
+    "strict_updates",
 ]
 
 T = TypeVar("T")
@@ -166,6 +167,28 @@ def decode_result(kind: Any, raw: Frame | None) -> Any:
         return _logged(kind, _decode_forgiving(kind, data, lax=True))
 
 
+class StrictUpdates:
+    """Decodes updates of known kinds; for a hot path, which gives all others to `decode_update`.
+
+    The decoder of the largest union there is takes milliseconds to make: no agent needs it, a client
+    with its first update.
+    """
+
+    __slots__ = ("decode",)
+
+    def __init__(self) -> None:
+        #: The strict decode function; see `decoder` for what it raises.
+        self.decode: Callable[[Frame], v1_unstable.SessionUpdate] = self._first
+
+    def _first(self, raw: Frame) -> v1_unstable.SessionUpdate:
+        strict: Callable[[Frame], v1_unstable.SessionUpdate] = decoder(v1_unstable.SessionUpdate)
+        self.decode = strict
+        return strict(raw)
+
+
+strict_updates = StrictUpdates()
+
+
 def decode_update(raw: Frame) -> v1_unstable.SessionUpdate:
     """The session update in `raw` (the value of `params.update`).
 
@@ -174,7 +197,7 @@ def decode_update(raw: Frame) -> v1_unstable.SessionUpdate:
     is no JSON; a part that msgspec has cut out of a frame always is.
     """
     try:
-        return _strict_update(raw)
+        return strict_updates.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         pass
     try:
@@ -185,17 +208,6 @@ def decode_update(raw: Frame) -> v1_unstable.SessionUpdate:
         # Not parsed to its end, but msgspec has skipped over it when it cut the frame.
         return UnknownUpdate(repair_text(raw), _TOO_DEEP)
     return update
-
-
-def _first_update(raw: Frame) -> v1_unstable.SessionUpdate:
-    """Make the decoder of the largest union there is: no agent needs it, a client with its first update."""
-    global _strict_update  # noqa: PLW0603  (set once, to a constant)
-    strict: Callable[[Frame], v1_unstable.SessionUpdate] = decoder(v1_unstable.SessionUpdate)
-    _strict_update = strict
-    return strict(raw)
-
-
-_strict_update = _first_update
 
 
 def loads(raw: Frame) -> Any:

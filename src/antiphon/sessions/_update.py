@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from antiphon.schema import decode_update, decoder, loads
+from antiphon.schema import decode_update, loads, strict_updates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from antiphon.schema import UnknownUpdate
     from antiphon.schema.v1_unstable import SessionUpdate
 
@@ -43,7 +41,7 @@ class Update(msgspec.Struct, gc=False, eq=False):
         value = self.decoded
         if value is None:
             try:  # what `decode_update` tries first, without the call of it
-                value = _strict(self.encoded)
+                value = strict_updates.decode(self.encoded)
             except (msgspec.DecodeError, RecursionError):
                 value = decode_update(self.encoded)
             self.decoded = value
@@ -81,19 +79,6 @@ class Update(msgspec.Struct, gc=False, eq=False):
 
     def __repr__(self) -> str:
         return f"Update({self.value!r})"
-
-
-def _first(raw: msgspec.Raw) -> SessionUpdate:
-    """Make the decoder of updates, which takes milliseconds."""
-    from antiphon.schema import v1_unstable
-
-    global _strict  # noqa: PLW0603  (set once, to a constant)
-    strict: Callable[[msgspec.Raw], SessionUpdate] = decoder(v1_unstable.SessionUpdate)
-    _strict = strict
-    return strict(raw)
-
-
-_strict: Callable[[msgspec.Raw], SessionUpdate] = _first
 
 
 class _Tag(msgspec.Struct, rename="camel"):
