@@ -25,6 +25,7 @@ from antiphon.core import (
     ResponseEvent,
     Side,
     UpdateEvent,
+    _protocol,
     error_frame,
 )
 from antiphon.core._protocol import _HEAD, _TAIL
@@ -462,6 +463,24 @@ def test_updates_of_one_session_are_taken_together_up_to_the_first_that_is_none(
         b'{"n":1}',
         b'{"n":2}',
     ]
+
+
+def test_only_what_is_no_frame_ends_a_look_ahead_with_a_type_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = with_calls("client", 1)
+    update = b'{"method":"session/update","params":{"sessionId":"a","update":{}}}'
+    first = made.receive_frame(update)
+    assert isinstance(first, UpdateEvent)
+    fault = Fault("frame_too_large", 9, b"{", b"}")
+    assert len(made.updates_behind(first, [update, update, fault, update], 1)) == 2
+
+    def mistaken(_frame: bytes) -> None:
+        raise TypeError("a mistake of ours")
+
+    monkeypatch.setattr(_protocol, "_decode_update", mistaken)
+    with pytest.raises(TypeError, match="ours"):
+        made.updates_behind(first, [update, update], 1)
 
 
 def test_a_frame_that_was_looked_at_ahead_is_not_kept() -> None:

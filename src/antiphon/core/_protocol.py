@@ -303,9 +303,10 @@ class Protocol:
         route: Any = first.params
         session_id, updates = route.sessionId, [route.update]
         add = updates.append
+        frame: Any = None  # bytes, until the decoder finds a fault: no question for each
         try:
             for frame in islice(frames, at, None):
-                event = _decode_update(frame)  # type: ignore[arg-type]
+                event = _decode_update(frame)
                 route = event.params
                 if (
                     event.method != "session/update"
@@ -317,8 +318,11 @@ class Protocol:
                     self._ahead, self._ahead_frame = event, frame
                     break
                 add(route.update)
-        except (msgspec.DecodeError, RecursionError, TypeError):
-            pass  # an odd frame, or what stands for one: it is looked at by itself
+        except (msgspec.DecodeError, RecursionError):
+            pass  # an odd frame: it is looked at by itself
+        except TypeError:
+            if isinstance(frame, bytes):  # what stands for an over-long one is none
+                raise
         return updates
 
     def _receive_general(self, frame: bytes) -> Event:
