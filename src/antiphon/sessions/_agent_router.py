@@ -91,13 +91,7 @@ class AgentContext(Context):
         call: InboundCall | None,
         peer: ClientPeer,
     ) -> None:
-        # One is made for each prompt: not by way of the base's.
-        self.connection = connection
-        self.method = method
-        self.session_id = session_id
-        self.raw_params = raw
-        self.call = call
-        self.rx_seq = 0 if call is None else call.rx_seq
+        super().__init__(connection, method, session_id, raw, call)
         self.peer = peer
 
     @property
