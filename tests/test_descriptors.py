@@ -92,6 +92,14 @@ def refuse_poll(fd: int) -> bool:
     return False
 
 
+def is_closed(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError as error:
+        return error.errno == errno.EBADF
+    return False
+
+
 def no_reopen(fd: int) -> None:
     return None
 
@@ -290,9 +298,20 @@ async def test_closing_a_reader_of_a_file_in_the_middle_leaves_nothing(tmp_path:
 
 async def test_closing_a_reader_of_a_file_that_never_began_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.touch()
+    path.write_bytes(b"abc")
+    fd = os.open(path, os.O_RDONLY)
+    threads = threading.enumerate()
+    source = Input(fd)
+    assert isinstance(source.reader, _descriptors._ThreadReader)
 
-    Input(os.open(path, os.O_RDONLY)).reader.close()
+    source.reader.close()
+    source.reader.resume()
+    await turns()
+
+    assert is_closed(fd)
+    assert threading.enumerate() == threads
+    assert source.data == b""
+    assert not source.ended.is_set()
 
 
 async def test_a_thread_reads_a_pipe_where_the_loop_cannot(
@@ -678,9 +697,17 @@ async def test_a_writing_thread_that_was_never_needed_leaves_nothing(
     shared_pipe: tuple[int, int],
 ) -> None:
     reading, writing = shared_pipe
+    threads = threading.enumerate()
+    out = Output(writing)
+    assert isinstance(out.writer, _descriptors._ThreadWriter)
 
-    Output(writing).writer.close()
+    out.writer.close()
 
+    assert is_closed(writing)
+    assert os.read(reading, 1) == b""
+    assert threading.enumerate() == threads
+    assert out.said == []
+    assert not out.failed.is_set()
     os.close(reading)
 
 

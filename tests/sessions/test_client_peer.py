@@ -187,21 +187,33 @@ async def test_every_request_is_gated_typed_both_ways_and_sent_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("params", "method"),
+    ("params", "method", "nothing"),
     [
-        (v1.WriteTextFileRequest(session_id="s", path="/a", content=""), "fs/write_text_file"),
-        (v1.KillTerminalRequest(session_id="s", terminal_id="t"), "terminal/kill"),
-        (v1.ReleaseTerminalRequest(session_id="s", terminal_id="t"), "terminal/release"),
+        (
+            v1.WriteTextFileRequest(session_id="s", path="/a", content=""),
+            "fs/write_text_file",
+            v1.WriteTextFileResponse(),
+        ),
+        (
+            v1.KillTerminalRequest(session_id="s", terminal_id="t"),
+            "terminal/kill",
+            v1.KillTerminalResponse(),
+        ),
+        (
+            v1.ReleaseTerminalRequest(session_id="s", terminal_id="t"),
+            "terminal/release",
+            v1.ReleaseTerminalResponse(),
+        ),
     ],
 )
 async def test_an_answer_that_says_nothing_is_enough_for_a_request_that_asks_nothing(
-    params: Any, method: str
+    params: Any, method: str, nothing: Any
 ) -> None:
     """Quirk 7: `null` for an object; field fault 31: no `result` at all."""
+    got: list[Any] = []
 
     async def act(turn: Turn) -> None:
-        for _ in range(2):
-            await turn.peer.request(params)
+        got.extend([await turn.peer.request(params) for _ in range(2)])
 
     agent = Asking(act)
     async with raw_client(agent, EVERYTHING) as raw:
@@ -210,6 +222,7 @@ async def test_an_answer_that_says_nothing_is_enough_for_a_request_that_asks_not
         request = await raw.wait(method, 2)
         raw.send({"jsonrpc": "2.0", "id": request["id"]})
         await ended(agent, raw)
+    assert got == [nothing, nothing]
 
 
 @pytest.mark.covers("R1-116")

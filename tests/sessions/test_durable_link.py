@@ -428,13 +428,12 @@ STEPS = st.lists(
 
 
 @pytest.mark.covers("J10")
-@given(steps=STEPS, data=st.data())
+@given(steps=STEPS)
 @settings(max_examples=150, deadline=None)
 def test_whatever_happens_on_the_way_each_update_is_seen_once_in_the_order_of_the_journal(
-    steps: list[str], data: st.DataObject
+    steps: list[str],
 ) -> None:
     """Bare or as a copy, before questions and the answer that follow it."""
-    del data
     asyncio.run(_any_order(steps))
 
 
