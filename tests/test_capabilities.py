@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon import Agent, Capabilities, Client
-from antiphon._capabilities import agent_tree, client_tree
+from antiphon._capabilities import agent_tree, as_capabilities, client_tree
 from antiphon.schema import decode, encode, v1_unstable
 from antiphon.sessions._methods import allowed_by, table
 from tests.sessions.pairs import joined
@@ -189,6 +189,38 @@ async def test_every_combination_is_understood_by_the_other_side(
         for path in _paths(answered):
             assert peer.offers(path)
         assert peer.offers("loadSession") is ("load_session" in handlers)
+
+
+@given(
+    handlers=st.sets(st.sampled_from([row.handler for row in (*AGENT_ROWS, *CLIENT_ROWS)])),
+    flags=st.sets(st.sampled_from(FLAGS)),
+    meta=st.sampled_from((None, {}, {"vendor": {"x": [1, None]}})),
+    unstable=st.booleans(),
+)
+def test_the_structs_of_a_tree_are_what_its_json_decodes_to(
+    handlers: set[str], flags: set[str], meta: dict[str, Any] | None, unstable: bool
+) -> None:
+    declared = Capabilities(**cast("Any", dict.fromkeys(flags, True)), meta=meta)
+    for_agent = agent_tree(declared, AGENT_ROWS, handlers.__contains__, unstable=unstable)
+    for_client = client_tree(declared, CLIENT_ROWS, handlers.__contains__, unstable=unstable)
+
+    agent = as_capabilities(v1_unstable.AgentCapabilities, for_agent)
+    client = as_capabilities(v1_unstable.ClientCapabilities, for_client)
+    assert agent == decode(v1_unstable.AgentCapabilities, encode(for_agent))
+    assert client == decode(v1_unstable.ClientCapabilities, encode(for_client))
+    assert msgspec.to_builtins(agent) == for_agent
+    assert msgspec.to_builtins(client) == for_client
+
+
+def test_what_a_user_adds_is_read_as_any_json_is() -> None:
+    """What is shared with the user's own could change later, and what is no JSON is told at once."""
+    meta: dict[str, Any] = {"vendor": {}}
+    tree = of_agent(meta=meta)
+    made = as_capabilities(v1_unstable.AgentCapabilities, tree)
+    assert made.meta == meta
+    assert made.meta is not meta
+    with pytest.raises(ValueError, match="NaN"):
+        as_capabilities(v1_unstable.AgentCapabilities, of_agent(meta={"x": float("nan")}))
 
 
 def _paths(tree: Any, head: str = "") -> list[str]:

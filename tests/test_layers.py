@@ -80,7 +80,10 @@ ARROWS: dict[str, dict[str, str]] = {
     "_capabilities": {
         "schema": "the method table says what overriding implies",
     },
-    "_loops": {},
+    "_loops": {
+        "_workers": "work for a loop's default executor",
+    },
+    "_workers": {},
     "login": {
         "_errors": "a program that cannot be started is a StartError",
         "_launch": "the same program in the same environment as for spawn",

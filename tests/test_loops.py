@@ -10,25 +10,20 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from antiphon import _loops
-from antiphon._loops import Workers, bounded_runner
+from antiphon._loops import bounded_runner
+from antiphon._workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator
 
     from tests.async_tests import LoopFactory
-
-
-@pytest.fixture
-def workers() -> Generator[Workers]:
-    crew = Workers()
-    yield crew
-    crew.shutdown()
 
 
 # ------------------------------------------------------------------ the loop
@@ -172,51 +167,51 @@ def test_a_worker_that_does_not_return_is_left_behind(
 # ------------------------------------------------------------------ workers
 
 
-def test_workers_give_results_and_errors(workers: Workers) -> None:
-    def fail() -> None:
-        raise KeyError("work")
+def test_the_first_work_employs_workers_and_the_loop_is_as_it_was(
+    loop_factory: LoopFactory,
+) -> None:
+    async def main() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        assert getattr(loop, "_default_executor", None) is None
+        first = await asyncio.to_thread(threading.current_thread)
+        assert "run_in_executor" not in vars(loop)
+        return [first, await loop.run_in_executor(None, threading.current_thread)]
 
-    assert workers.submit(pow, 2, 3, mod=5).result(5) == 3
-    with pytest.raises(KeyError, match="work"):
-        workers.submit(fail).result(5)
-    assert list(workers.map(str, range(100), timeout=5)) == [str(n) for n in range(100)]
-
-
-def test_an_idle_worker_is_used_again_and_there_are_never_too_many(workers: Workers) -> None:
-    first = workers.submit(threading.get_ident).result(5)
-    assert workers._unemployed.acquire(timeout=5)  # it says so a moment after the result
-    workers._unemployed.release()
-    assert workers.submit(threading.get_ident).result(5) == first
-    gate = threading.Event()
-    waiting = [workers.submit(gate.wait, 10) for _ in range(workers._most + 20)]
-    assert len(workers._crew) == workers._most
-    gate.set()
-    assert all(future.result(10) for future in waiting)
+    with bounded_runner(loop_factory) as runner:
+        first, second = runner.run(main())
+    assert first.daemon
+    assert first.name == second.name == "antiphon worker"
 
 
-def test_work_that_was_cancelled_in_time_is_not_done(workers: Workers) -> None:
-    gate = threading.Event()
-    busy = [workers.submit(gate.wait, 10) for _ in range(workers._most)]
-    late = workers.submit(gate.set)
-    assert late.cancel()
-    gate.set()
-    assert all(future.result(10) for future in busy)
-    assert late.cancelled()
+def test_an_executor_of_a_user_is_used_for_what_it_is_given(loop_factory: LoopFactory) -> None:
+    async def main() -> list[str]:
+        loop, names = asyncio.get_running_loop(), list[str]()
+
+        def note() -> None:
+            names.append(threading.current_thread().name)
+
+        with ThreadPoolExecutor(1, "named") as theirs, ThreadPoolExecutor(1, "default") as default:
+            await loop.run_in_executor(theirs, note)
+            loop.set_default_executor(default)
+            await loop.run_in_executor(theirs, note)
+            await loop.run_in_executor(None, note)
+        return names
+
+    with bounded_runner(loop_factory) as runner:
+        assert runner.run(main()) == ["named_0", "named_0", "default_0"]
 
 
-def test_after_the_end_nothing_is_taken_and_what_was_taken_is_done_or_cancelled() -> None:
-    for cancel in (False, True):
-        crew, gate = Workers(), threading.Event()
-        busy = [crew.submit(gate.wait, 10) for _ in range(crew._most)]
-        late = crew.submit(str)
-        crew.shutdown(wait=False, cancel_futures=cancel)
-        assert not crew.join(0)
-        with pytest.raises(RuntimeError, match="sent home"):
-            crew.submit(str)
-        gate.set()
-        crew.shutdown()
-        assert all(future.done() for future in busy)
-        assert late.cancelled() is cancel
+def test_a_loop_that_takes_no_attributes_has_workers_at_once() -> None:
+    class Closed(asyncio.SelectorEventLoop):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "__dict__":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    with bounded_runner(Closed) as runner:
+        assert isinstance(runner.get_loop()._default_executor, Workers)  # type: ignore[attr-defined]
+        work = asyncio.to_thread(threading.current_thread)
+        assert runner.run(work).daemon
 
 
 # ------------------------------------------------------------------ whole programs

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from antiphon._capabilities import Capabilities, agent_tree
+from antiphon._capabilities import Capabilities, agent_tree, as_capabilities
 from antiphon._errors import InvalidParams, MethodNotFound
 from antiphon._handlers import AgentHandlers
-from antiphon.schema import UNSET, decode, encode_checked, v1, v1_unstable
+from antiphon.schema import UNSET, v1, v1_unstable
 from antiphon.sessions import Turn, find_extensions
 from antiphon.sessions._methods import PROTOCOL_VERSION, allowed_by, table, tree_of
 
@@ -178,7 +178,7 @@ class Agent(AgentHandlers):
             lambda name: self.find_handler(name) is not None,
             unstable=unstable,
         )
-        return decode(v1_unstable.AgentCapabilities, encode_checked(tree))
+        return as_capabilities(v1_unstable.AgentCapabilities, tree)
 
 
 class DurableAgent(Agent):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 # At run time, too: a struct's signature is made from its annotations.
 from collections.abc import Sequence  # noqa: TC003
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgspec
 
-from antiphon.schema import v1, v1_unstable  # noqa: TC001
+from antiphon.schema import decode, encode_checked, v1, v1_unstable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from antiphon.schema import Method
 
 __all__ = ["Capabilities"]
+
+T = TypeVar("T", v1_unstable.AgentCapabilities, v1_unstable.ClientCapabilities)
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +110,35 @@ def client_tree(
     if unstable:
         _declare(tree, declared, _CLIENT_UNSTABLE)
     return tree
+
+
+def as_capabilities(kind: type[T], tree: dict[str, Any]) -> T:
+    """The wire struct of a tree that was made here: what `decode` would make of its JSON.
+
+    A decoder of all that can be advertised takes half a millisecond to make, and each agent that
+    starts would need it once.
+    """
+    if "_meta" in tree:  # what a user gave: any JSON, or none
+        return decode(kind, encode_checked(tree))
+    made: T = _built(kind, tree)
+    return made
+
+
+def _built(kind: Any, tree: dict[str, Any]) -> Any:
+    members: dict[str, Any] = {}
+    for name, wire in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
+        if wire in tree:
+            value = tree[wire]
+            members[name] = value if value is True else _built(_struct_of(kind, name), value)
+    return kind(**members)
+
+
+def _struct_of(kind: type, name: str) -> Any:
+    """The struct that a member holds."""
+    annotation = next(
+        base.__annotations__[name] for base in kind.__mro__ if name in base.__annotations__
+    )
+    return next(choice for choice in get_args(annotation) if issubclass(choice, msgspec.Struct))
 
 
 def _implied(

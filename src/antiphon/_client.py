@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import msgspec
 
-from antiphon._capabilities import Capabilities, client_tree
+from antiphon._capabilities import Capabilities, as_capabilities, client_tree
 from antiphon._errors import ENDING
 from antiphon._handlers import ClientHandlers
-from antiphon.schema import decode, encode_checked, v1, v1_unstable
+from antiphon.schema import v1, v1_unstable
 from antiphon.sessions import as_observer, find_extensions
 from antiphon.sessions._methods import table
 
@@ -208,7 +208,7 @@ class Client(ClientHandlers):
             lambda name: self.find_handler(name) is not None,
             unstable=unstable,
         )
-        return decode(v1_unstable.ClientCapabilities, encode_checked(tree))
+        return as_capabilities(v1_unstable.ClientCapabilities, tree)
 
     async def sessions_closed(self, session_ids: Sequence[str]) -> None:
         """Let go of what was lent to these sessions: their terminals end, their roots are forgotten.

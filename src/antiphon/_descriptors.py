@@ -40,13 +40,16 @@ import sys
 import threading
 from collections import deque
 from itertools import islice
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from queue import SimpleQueue
+    from typing import Protocol
 
     Bytes = bytes | memoryview
+else:
+    Protocol = object  # for type checkers alone; a class of it takes five times as long to make
 
 __all__ = [
     "CHUNK",
@@ -361,7 +364,7 @@ class Writer(Protocol):
     @property
     def buffered(self) -> int:
         """Bytes taken but not yet given to the operating system."""
-        ...
+        raise NotImplementedError
 
     def write(self, data: bytes) -> None:
         """Take `data`; it is not copied, and nothing is raised."""
@@ -460,10 +463,16 @@ def _set_nonblocking(fd: int) -> bool:
     return before
 
 
-class _Flow(NamedTuple):
-    paused: Callable[[], None]
-    resumed: Callable[[], None]
-    failed: Callable[[OSError], None]
+class _Flow:
+    def __init__(
+        self,
+        paused: Callable[[], None],
+        resumed: Callable[[], None],
+        failed: Callable[[OSError], None],
+    ) -> None:
+        self.paused = paused
+        self.resumed = resumed
+        self.failed = failed
 
 
 class _Target(Protocol):
@@ -729,6 +738,8 @@ class _ThreadWriter(_Writer):
     """Writes in a thread, for what can neither be polled nor made non-blocking."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, flow: _Flow) -> None:
+        from queue import SimpleQueue  # a pipe needs none
+
         super().__init__(loop, flow)
         self._fd = fd
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()

@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import threading
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
-    Work = tuple[Future[Any], Callable[[], Any]]
+    from antiphon._workers import Workers
 
-__all__ = ["GRACE", "Workers", "bounded_runner"]
+__all__ = ["GRACE", "bounded_runner"]
 
 log = logging.getLogger("antiphon.loops")
 
@@ -32,9 +27,6 @@ log = logging.getLogger("antiphon.loops")
 GRACE = 5.0
 #: Worker threads get this long after that.
 WORKER_GRACE = 1.0
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @contextmanager
@@ -47,17 +39,18 @@ def bounded_runner(
     """
     runner = asyncio.Runner(loop_factory=factory)
     loop = runner.get_loop()
-    workers = Workers()
-    loop.set_default_executor(workers)
+    employment = _Employment(loop)
     try:
         yield runner
     finally:
         try:
             _end_tasks(loop)
             _run_within(loop, [loop.create_task(loop.shutdown_asyncgens())])
-            workers.shutdown(wait=False)
-            if not workers.join(WORKER_GRACE):
-                log.error("a worker thread does not return and is left behind")
+            workers = employment.end()
+            if workers is not None:
+                workers.shutdown(wait=False)
+                if not workers.join(WORKER_GRACE):
+                    log.error("a worker thread does not return and is left behind")
         finally:
             if factory is None:
                 asyncio.set_event_loop(None)
@@ -86,67 +79,47 @@ def _run_within(loop: asyncio.AbstractEventLoop, tasks: Iterable[asyncio.Task[An
         loop.run_until_complete(asyncio.wait(tasks, timeout=GRACE))
 
 
-class Workers(ThreadPoolExecutor):
-    """Worker threads for a loop that are daemons, unlike those of the base class.
+class _Employment:
+    """Gives a loop its workers when it is first given work for its default executor.
 
-    Only what `Executor` promises is the same; the base is there because loops insist on it.
+    No start of an agent waits for `concurrent.futures.thread`, then. A loop that takes no attributes,
+    as those of uvloop, has workers at once.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._most = min(32, (os.cpu_count() or 1) + 4)
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._unemployed = threading.Semaphore(0)
-        self._guard = threading.Lock()
-        self._crew: list[threading.Thread] = []
-        self._ended = False
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._workers: Workers | None = None
+        try:
+            vars(loop).update(
+                run_in_executor=self._run_in_executor, set_default_executor=self._replace
+            )
+        except TypeError:
+            self._employ()
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have `fn` called by a worker. Raises `RuntimeError` after `shutdown`."""
-        future: Future[T] = Future()
-        with self._guard:
-            if self._ended:
-                msg = "the workers were sent home"
-                raise RuntimeError(msg)
-            self._queue.put((future, lambda: fn(*args, **kwargs)))
-            if not self._unemployed.acquire(blocking=False) and len(self._crew) < self._most:
-                thread = threading.Thread(target=self._serve, name="antiphon worker", daemon=True)
-                self._crew.append(thread)
-                thread.start()
-        return future
+    def _run_in_executor(
+        self, executor: Any, function: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        if executor is None:
+            self._withdraw()
+            self._employ()
+        return type(self._loop).run_in_executor(self._loop, executor, function, *args)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  (as in the base)
-        """Take no more work; what was taken is done, unless `cancel_futures`. Idempotent."""
-        with self._guard:
-            if not self._ended:
-                self._ended = True
-                if cancel_futures:
-                    while not self._queue.empty():
-                        work = self._queue.get()
-                        if work is not None:
-                            work[0].cancel()
-                for _ in self._crew:
-                    self._queue.put(None)
-        if wait:
-            self.join(None)
+    def _replace(self, executor: Any) -> None:
+        self._withdraw()
+        self._loop.set_default_executor(executor)
 
-    def join(self, seconds: float | None) -> bool:
-        """After `shutdown`: wait until everything is done, but not longer; tell whether it is."""
-        end = None if seconds is None else time.monotonic() + seconds
-        for thread in self._crew:
-            thread.join(None if end is None else max(0.0, end - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._crew)
+    def _employ(self) -> None:
+        from antiphon._workers import Workers
 
-    def _serve(self) -> None:
-        while (work := self._queue.get()) is not None:
-            future, call = work
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = call()
-                except BaseException as error:  # noqa: BLE001  (handed to who asked)
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
-                    del result
-            del work, future, call  # or an idle worker would keep them alive
-            self._unemployed.release()
+        self._workers = Workers()
+        self._loop.set_default_executor(self._workers)
+
+    def _withdraw(self) -> None:
+        for name in ("run_in_executor", "set_default_executor"):
+            vars(self._loop).pop(name, None)
+
+    def end(self) -> Workers | None:
+        """The workers, if there are any; there will be none after this."""
+        if self._workers is None:
+            self._withdraw()
+        return self._workers

@@ -59,7 +59,7 @@ def test_it_has_no_loop_no_clock_and_no_message_in_it() -> None:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
-    assert imported == {"__future__", "enum", "typing"}
+    assert imported == {"__future__", "collections.abc", "typing"}
 
 
 def test_every_event_is_defined_in_every_state() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Fault", "LineFramer", "escape_separators", "join_frames"]
 
@@ -28,7 +28,7 @@ _BOM = b"\xef\xbb\xbf"
 # as long to find that it is none.
 _CR = ord("\r")
 _LAST_OF_2028, _LAST_OF_2029 = 0xA8, 0xA9
-_LINE_SEPARATORS = re.compile(b"\xe2\x80[\xa8\xa9]")
+_LINE_SEPARATORS = b"\xe2\x80[\xa8\xa9]"
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -199,10 +199,20 @@ def join_frames(frames: Sequence[bytes]) -> bytes:
     return escape_separators(b"\n".join((*frames, b"")))
 
 
+def _find_first_separator(data: bytes) -> object:
+    """Make the search, for the first data that may have one: no start of a program waits for it."""
+    global _find_separator  # noqa: PLW0603  (set once, to a constant)
+    _find_separator = re.compile(_LINE_SEPARATORS).search
+    return _find_separator(data)
+
+
+_find_separator: Callable[[bytes], object] = _find_first_separator
+
+
 def escape_separators(data: bytes) -> bytes:
     """The same JSON with U+2028 and U+2029 as escapes: `data` itself where it has none."""
     # The last byte of both is rare and one byte is found fastest; their first, 0xE2, begins every
     # dash and curly quote.
-    if (_LAST_OF_2028 in data or _LAST_OF_2029 in data) and _LINE_SEPARATORS.search(data):
+    if (_LAST_OF_2028 in data or _LAST_OF_2029 in data) and _find_separator(data):
         data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     return data

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from antiphon._errors import LimitExceeded, RemoteProtocolError, RequestError
-from antiphon.schema import encode_checked
+from antiphon.schema import decoder, encode_checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,10 +142,16 @@ class Ignored(msgspec.Struct):
 
 Event = UpdateEvent | RequestEvent | NotificationEvent | ResponseEvent | Refusal | Ignored
 
-_decode_update = msgspec.json.Decoder(UpdateEvent).decode
+
+def _decode_first_update(frame: bytes) -> UpdateEvent:
+    """Make the decoder of updates: an agent, which is told none, does not wait for it."""
+    global _decode_update  # noqa: PLW0603  (set once, to a constant)
+    _decode_update = decoder(UpdateEvent)
+    return _decode_update(frame)
+
+
+_decode_update: Callable[[bytes], UpdateEvent] = _decode_first_update
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
-_decode_loose = msgspec.json.Decoder(_LooseEnvelope).decode
-_decode_error = msgspec.json.Decoder(_Error).decode
 _decode_any = msgspec.json.Decoder().decode
 _check_json = msgspec.json.Decoder(Raw).decode
 _encode = msgspec.json.Encoder().encode
@@ -396,7 +402,7 @@ class Protocol:
                     return self._classify(_decode_envelope(text), text)
                 except msgspec.ValidationError:
                     pass
-            loose = _decode_loose(text)
+            loose = decoder(_LooseEnvelope)(text)
         except RecursionError:
             return self._refuse_deep(frame)
         except msgspec.ValidationError:
@@ -458,7 +464,7 @@ class Protocol:
     def _refuse_deep(self, frame: bytes) -> Event:
         limit = self.limits.json_depth
         try:  # deeper than we want, perhaps not deeper than can be skipped
-            loose = _decode_loose(frame)
+            loose = decoder(_LooseEnvelope)(frame)
         except (msgspec.DecodeError, RecursionError):
             found = _salvage(frame[:_KEPT], frame[-_KEPT:])
         else:
@@ -612,7 +618,7 @@ def _answered_error(raw: Raw) -> RequestError | RemoteProtocolError:
 
     text = repair_text(raw)
     try:
-        error = _decode_error(text)
+        error = decoder(_Error)(text)
     except (msgspec.DecodeError, RecursionError):
         # The cause is worth more than the form (field fault 18).
         said = text[:200].decode("utf-8", "replace")

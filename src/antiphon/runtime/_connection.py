@@ -39,7 +39,7 @@ from antiphon.runtime._notices import Notices
 from antiphon.runtime._outgoing import Outgoing, no_more_answers
 from antiphon.runtime._telemetry import Telemetry, shown_text
 from antiphon.runtime._writer import Writer
-from antiphon.schema import json_depth_exceeds
+from antiphon.schema import decoder, json_depth_exceeds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -435,7 +435,7 @@ class Connection(Budget):
     def _odd_update_received(self, event: NotificationEvent) -> None:
         """An update the fast path could not take: repaired text, odd envelope members."""
         try:
-            route = _decode_update_route(event.params if event.params is not None else b"null")
+            route = decoder(_UpdateParams)(event.params if event.params is not None else b"null")
         except (msgspec.DecodeError, RecursionError) as error:
             self._undecodable(event.method, error)
             return
@@ -583,6 +583,3 @@ def _named(task: asyncio.Task[Any]) -> str:
 class _UpdateParams(msgspec.Struct, rename="camel"):
     session_id: str
     update: msgspec.Raw
-
-
-_decode_update_route = msgspec.json.Decoder(_UpdateParams).decode

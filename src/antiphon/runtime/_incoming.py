@@ -26,6 +26,7 @@ from antiphon._errors import (
 )
 from antiphon.runtime._reply import DEFERRED_MARK, settled
 from antiphon.runtime._telemetry import shown_id, shown_text
+from antiphon.schema import decoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -277,7 +278,8 @@ class Incoming:
     def cancel_received(self, event: NotificationEvent) -> bool:
         """`$/cancel_request`: False if it is about no open request, and so means nothing."""
         try:
-            requested = _decode_cancel(event.params if event.params is not None else b"null")
+            decode = decoder(_CancelParams)
+            requested = decode(event.params if event.params is not None else b"null")
         except (msgspec.DecodeError, RecursionError):
             log.debug("ignored an undecodable $/cancel_request")
             return False
@@ -305,6 +307,3 @@ class Incoming:
 
 class _CancelParams(msgspec.Struct, rename="camel"):
     request_id: msgspec.Raw
-
-
-_decode_cancel = msgspec.json.Decoder(_CancelParams).decode

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,6 +25,7 @@ from antiphon.schema import (
     UNSET,
     UnsetType,
     decode,
+    decoder,
     encode_checked,
     params_decoder,
     v1,
@@ -39,16 +40,20 @@ from antiphon.sessions._turn_states import Effect, Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Protocol
 
     from antiphon.sessions._agent_session import AgentSession
     from antiphon.sessions._client_peer import ClientPeer
+else:
+    Protocol = object  # for type checkers alone; a class of it takes five times as long to make
 
 __all__ = ["AgentContext", "AgentHandlersLike", "AgentRouter"]
 
 log = logging.getLogger("antiphon.agent")
 
 # A client may run on another system than the agent, so all forms of absolute paths count.
-_ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
+# Compiled (and then kept by `re`) with the first session, not while an editor waits for the start.
+_ABSOLUTE = r"/|[A-Za-z]:[\\/]|\\\\"
 
 
 class AgentHandlersLike(HandlersLike, Protocol):
@@ -60,7 +65,7 @@ class AgentHandlersLike(HandlersLike, Protocol):
     @property
     def steers(self) -> bool:
         """Whether `steer` does something."""
-        ...
+        raise NotImplementedError
 
     async def steer(self, turn: Turn, text: str | None) -> None:
         """Take a new direction in a turn that runs."""
@@ -70,7 +75,7 @@ class AgentHandlersLike(HandlersLike, Protocol):
 
     def initial_config_options(self) -> list[v1_unstable.SessionConfigOption]:
         """What a session whose handler names no options has."""
-        ...
+        raise NotImplementedError
 
 
 class AgentContext(Context):
@@ -473,7 +478,7 @@ class AgentRouter(SideRouter):
             self._peer.connection.handle_notice(handler, params, context, len(context.raw))
 
 
-# Taken for each prompt; Python 3.11 takes its time to find a member of an enumeration.
+# Taken for each prompt.
 _PROMPT, _BEGIN, _RESULT, _DRAINED = Event.PROMPT, Event.BEGIN, Event.RESULT, Event.DRAINED
 _RUN, _KEEP, _ANSWER = Effect.RUN, Effect.KEEP, Effect.ANSWER
 _TEXT = v1.TextContent
@@ -493,9 +498,6 @@ class _OldParams(msgspec.Struct, rename="camel"):
     client_capabilities: _OldCapabilities
 
 
-_decode_old = msgspec.json.Decoder(_OldParams).decode
-
-
 def _with_file_system(
     params: v1_unstable.InitializeRequest, raw: Any
 ) -> v1_unstable.InitializeRequest:
@@ -504,7 +506,7 @@ def _with_file_system(
     if raw is None or isinstance(offered, UnsetType) or offered.fs is not UNSET:
         return params
     try:
-        old = _decode_old(raw).client_capabilities.file_system
+        old = decoder(_OldParams)(raw).client_capabilities.file_system
         fs = decode(v1.FileSystemCapabilities, old)
     except (msgspec.DecodeError, RecursionError):
         return params  # there is none, or it is no object
@@ -522,7 +524,7 @@ def _as_it_is(body: bytes) -> bytes:
 
 def _check_absolute(paths: Iterable[str]) -> None:
     for path in paths:
-        if not _ABSOLUTE.match(path):
+        if not re.match(_ABSOLUTE, path):
             raise InvalidParams({"reason": "path_not_absolute", "path": path})
 
 

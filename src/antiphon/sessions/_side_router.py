@@ -8,7 +8,7 @@ beyond calling their handlers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from antiphon.runtime import NoticeRoute, RequestRoute, deferrable
 from antiphon.schema import params_decoder
@@ -17,11 +17,14 @@ from antiphon.sessions._methods import allowed_by, encode_result_of, table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from typing import Protocol
 
     from antiphon.core import Side
     from antiphon.schema import Method
     from antiphon.sessions._extension import Extensions
     from antiphon.sessions._peer import Peer
+else:
+    Protocol = object  # for type checkers alone; a class of it takes five times as long to make
 
 __all__ = ["HandlersLike", "SideRouter", "session_of"]
 
@@ -34,7 +37,7 @@ class HandlersLike(Protocol):
 
     def extensions(self) -> Extensions:
         """The extension methods by wire name and kind."""
-        ...
+        raise NotImplementedError
 
 
 class SideRouter:

@@ -26,7 +26,6 @@ from antiphon._errors import (
 from antiphon.schema import UNSET, UnsetType, encode, encode_checked, v1, v1_unstable, variants
 from antiphon.sessions._content import as_block, blocks_text
 from antiphon.sessions._methods import allowed_by, tag_of
-from antiphon.sessions._terminal import Terminal
 from antiphon.sessions._turn_states import Effect, Event
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from antiphon.runtime import FutureCall, InboundCall
     from antiphon.sessions._agent_session import AgentSession
     from antiphon.sessions._client_peer import ClientPeer
+    from antiphon.sessions._terminal import Terminal
 
 __all__ = ["PermissionAnswer", "ToolCallVerbs", "Turn", "UrlElicitation"]
 
@@ -46,7 +46,7 @@ Location: TypeAlias = Path | tuple[Path, int] | v1.ToolCallLocation
 PlanItem: TypeAlias = "str | tuple[str, str] | tuple[str, str, str] | v1.PlanEntry"
 
 _ALLOWING = ("allow_once", "allow_always")
-# Python 3.11 takes its time to find a member of an enumeration.
+# Taken for each question.
 _ASK, _USE, _DENY = Event.ASK, Event.USE, Effect.DENY
 _encode_text = msgspec.json.Encoder().encode
 
@@ -578,6 +578,8 @@ class Turn:
             env=[v1.EnvVariable(name=k, value=v) for k, v in env.items()] if env else UNSET,
             output_byte_limit=UNSET if output_byte_limit is None else output_byte_limit,
         )
+        from antiphon.sessions._terminal import Terminal  # most agents run nothing
+
         return Terminal(self, params, timeout)
 
     async def elicit(
@@ -888,8 +890,11 @@ def _location(item: Location) -> v1.ToolCallLocation:
 def _tool_content(item: Any) -> Any:
     if isinstance(item, (v1.Content, v1.Diff, v1.Terminal)):
         return item
-    if isinstance(item, Terminal):
-        return item.as_content()
+    if not isinstance(item, str):
+        from antiphon.sessions._terminal import Terminal
+
+        if isinstance(item, Terminal):
+            return item.as_content()
     return v1.Content(content=as_block(item))
 
 

@@ -12,133 +12,162 @@ idle session, whatever the session does by then.
 
 from __future__ import annotations
 
-from enum import Enum, auto
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["TABLE", "Effect", "Event", "State", "Step", "TurnStates"]
 
 T = TypeVar("T")
 
 
-class State(Enum):
+class Names(type):
+    """Class of a closed set of names, one for each annotation; iterating gives them in their order.
+
+    In place of `Enum`, of which every agent that starts waits a millisecond for these three.
+    """
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, object]) -> None:
+        super().__init__(name, bases, namespace)
+        for member in cls.__annotations__:
+            setattr(cls, member, cls(member))
+
+    def __iter__(cls: type[T]) -> Iterator[T]:
+        return (getattr(cls, member) for member in cls.__annotations__)
+
+
+class Name(metaclass=Names):
+    """One of them: the same as itself, and as nothing else."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class State(Name):
     """What a session does."""
 
-    __hash__ = object.__hash__  # they are keys in every step, and Enum's own is slow
+    __slots__ = ()
 
     #: No turn is open.
-    IDLE = auto()
+    IDLE: ClassVar[State]
     #: A turn is open, and its task has not begun.
-    STARTING = auto()
+    STARTING: ClassVar[State]
     #: A turn is open, and its handler was called.
-    PROMPTING = auto()
+    PROMPTING: ClassVar[State]
     #: The open turn was asked to stop and winds down.
-    CANCELLING = auto()
+    CANCELLING: ClassVar[State]
     #: The same, because the session is to be closed or deleted, which waits for it.
-    ENDING = auto()
+    ENDING: ClassVar[State]
     #: `session/load` is handled: no turn, but the history may be sent.
-    LOADING = auto()
+    LOADING: ClassVar[State]
     #: `session/resume` is handled.
-    RESUMING = auto()
+    RESUMING: ClassVar[State]
     #: `session/close` or `session/delete` is handled, and no turn is open any more.
-    CLOSING = auto()
+    CLOSING: ClassVar[State]
     #: It was closed, or could not be loaded: no message finds it, nothing can be told about it.
-    GONE = auto()
+    GONE: ClassVar[State]
 
 
-class Event(Enum):
+class Event(Name):
     """What may happen. The ones of a turn come with it, so that those of a former turn are known."""
 
-    __hash__ = object.__hash__  # they are keys in every step, and Enum's own is slow
+    __slots__ = ()
 
     # of the session
     #: `session/prompt`, in the order of the wire.
-    PROMPT = auto()
+    PROMPT: ClassVar[Event]
     #: `session/cancel`, in the order of the wire.
-    CANCEL = auto()
+    CANCEL: ClassVar[Event]
     #: `session/load` or `session/resume` begins, and its handler has ended somehow.
-    LOAD = auto()
-    RESUME = auto()
-    LOADED = auto()
+    LOAD: ClassVar[Event]
+    RESUME: ClassVar[Event]
+    LOADED: ClassVar[Event]
     #: `session/close` or `session/delete` begins, and has ended somehow.
-    CLOSE = auto()
-    CLOSED = auto()
+    CLOSE: ClassVar[Event]
+    CLOSED: ClassVar[Event]
     #: The connection forgets the session: it is closed, or its load has failed.
-    FORGOTTEN = auto()
+    FORGOTTEN: ClassVar[Event]
     #: `session/set_mode` or `session/set_config_option`.
-    SET_MODE = auto()
+    SET_MODE: ClassVar[Event]
     #: An update about the session: commands, mode, options, info, usage, notices.
-    SESSION_UPDATE = auto()
+    SESSION_UPDATE: ClassVar[Event]
     #: The client will send nothing more.
-    INPUT_ENDED = auto()
+    INPUT_ENDED: ClassVar[Event]
     #: The client is gone.
-    LOST = auto()
+    LOST: ClassVar[Event]
 
     # of a turn
     #: `$/cancel_request` names its prompt.
-    PROMPT_CANCELLED = auto()
+    PROMPT_CANCELLED: ClassVar[Event]
     #: Its task begins to run.
-    BEGIN = auto()
+    BEGIN: ClassVar[Event]
     #: Its handler returned.
-    RESULT = auto()
+    RESULT: ClassVar[Event]
     #: Its handler raised.
-    CRASH = auto()
+    CRASH: ClassVar[Event]
     #: Its handler ended with `CancelledError`.
-    INTERRUPTED = auto()
+    INTERRUPTED: ClassVar[Event]
     #: Its handler and all its subtasks have ended.
-    DRAINED = auto()
+    DRAINED: ClassVar[Event]
     #: Its task was ended from outside: with the loop, with the programme.
-    ABORTED = auto()
+    ABORTED: ClassVar[Event]
     #: The time that it had to wind down is up.
-    BACKSTOP = auto()
+    BACKSTOP: ClassVar[Event]
     #: An update that tells what a turn does (also of the session, where no turn is named).
-    TURN_UPDATE = auto()
+    TURN_UPDATE: ClassVar[Event]
     #: A question to the user: a permission, a form.
-    ASK = auto()
+    ASK: ClassVar[Event]
     #: Something of the client's is to be used: a file, a terminal.
-    USE = auto()
+    USE: ClassVar[Event]
     #: A subtask is to be started.
-    SUBTASK = auto()
+    SUBTASK: ClassVar[Event]
 
 
-class Effect(Enum):
+class Effect(Name):
     """What is to be done, in the order of the step's effects."""
 
-    __hash__ = object.__hash__  # they are keys in every step, and Enum's own is slow
+    __slots__ = ()
 
     #: The prompt's turn is the session's from here on.
-    OPEN = auto()
+    OPEN: ClassVar[Effect]
     #: The handler is called.
-    RUN = auto()
+    RUN: ClassVar[Effect]
     #: What the handler ended with is kept for the answer.
-    KEEP = auto()
+    KEEP: ClassVar[Effect]
     #: The turn is told that it was cancelled; open questions end as a no and are withdrawn.
-    TELL = auto()
+    TELL: ClassVar[Effect]
     #: The back-stop of this turn is armed.
-    ARM = auto()
+    ARM: ClassVar[Effect]
     #: The prompt is answered with what was kept.
-    ANSWER = auto()
+    ANSWER: ClassVar[Effect]
     #: Its task answers `cancelled`, whatever was kept; of a response, what it has used counts.
-    ANSWER_CANCELLED = auto()
+    ANSWER_CANCELLED: ClassVar[Effect]
     #: The same, at once and in place of its task, which is not waited for.
-    ANSWER_AT_ONCE = auto()
+    ANSWER_AT_ONCE: ClassVar[Effect]
     #: It is answered with what ended the task, at the connection's boundary.
-    ANSWER_ERROR = auto()
+    ANSWER_ERROR: ClassVar[Effect]
     #: The turn is over: it is no longer the session's, its back-stop is disarmed.
-    SEAL = auto()
+    SEAL: ClassVar[Effect]
     #: The tasks of the turn that are left are cancelled, and waited for no more.
-    KILL = auto()
+    KILL: ClassVar[Effect]
     #: Served, sent, asked, started.
-    ALLOW = auto()
+    ALLOW: ClassVar[Effect]
     #: Not asked; it counts as a no.
-    DENY = auto()
+    DENY: ClassVar[Effect]
     #: `TurnOver` is raised.
-    REFUSE_OVER = auto()
+    REFUSE_OVER: ClassVar[Effect]
     #: `LocalProtocolError` is raised: there is no such session any more.
-    REFUSE_GONE = auto()
+    REFUSE_GONE: ClassVar[Effect]
     #: -32600, each with its own words.
-    REFUSE_IN_FLIGHT = auto()
-    REFUSE_LOADING = auto()
-    REFUSE_CLOSING = auto()
+    REFUSE_IN_FLIGHT: ClassVar[Effect]
+    REFUSE_LOADING: ClassVar[Effect]
+    REFUSE_CLOSING: ClassVar[Effect]
 
 
 #: What the caller of `AgentSession.fire` does, and what `TurnStates` has done by then.
@@ -337,7 +366,7 @@ TABLE: Final[dict[Event, dict[State, Step]]] = {
 }
 
 
-# Python 3.11 takes longer to find a member of an enumeration than for the rest of a step.
+# Found at each step.
 _PROMPT, _IDLE = Event.PROMPT, State.IDLE
 
 
