@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sqlite3
@@ -21,6 +22,7 @@ from tests.cli.records import WHOLE, chunk, completed, records, started
 from tests.cli.test_journal_page import HOSTILE
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from antiphon.journal import Record
@@ -481,6 +483,29 @@ async def test_tail_of_a_session_that_is_deleted_says_so_and_ends(tmp_path: Path
         code, rest = await tail.end()
 
     assert (code, rest) == (0, "  at work\nthe session was deleted\n")
+
+
+def test_tail_of_a_session_that_is_deleted_before_it_is_followed_ends_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "j", {"s": OPEN})
+    follow = SqliteJournal.follow
+
+    async def follow_too_late(
+        self: SqliteJournal, session_id: str, start: int = 1
+    ) -> AsyncGenerator[list[Record]]:
+        journal = SqliteJournal(tmp_path / "j")
+        await journal.delete("s")
+        await journal.aclose()
+        async with contextlib.aclosing(follow(self, session_id, start)) as runs:
+            async for run in runs:
+                yield run
+
+    monkeypatch.setattr(SqliteJournal, "follow", follow_too_late)
+    code, out, _ = says(capfd, "tail", str(tmp_path / "j"), "s")
+
+    assert code == 0
+    assert out.endswith("agent:\n  at work\nthe session was deleted\n")
 
 
 # -- nobody reads

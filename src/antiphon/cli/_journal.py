@@ -58,6 +58,8 @@ NO_SESSION: Final = 4
 _MAX_CELL: Final = 48
 #: And of an id: what is left of a longer one names it all the same.
 _MAX_ID: Final = 80
+#: How often it is looked whether a session that nothing happens in is still there.
+_LOOK: Final = 1.0
 
 
 class Failed(Exception):
@@ -404,7 +406,7 @@ async def _follow(options: argparse.Namespace, output: Output) -> int:
             last = max(start - 1, session.records)
             if options.until_idle and await _is_idle(look.journal, session.session_id, last):
                 return look.code
-            async for records in look.journal.follow(session.session_id, last + 1):
+            async for records in _coming(look.journal, session, last + 1):
                 for record in records:
                     show(record)
                 last = records[-1].offset
@@ -415,6 +417,31 @@ async def _follow(options: argparse.Namespace, output: Output) -> int:
             return look.code
         finally:
             page.close()
+
+
+async def _coming(
+    journal: SqliteJournal, session: SessionInfo, start: int
+) -> AsyncGenerator[list[Record]]:
+    """What is appended to a session from `start` on; it ends when the session is deleted.
+
+    `Journal.follow` waits for a session that is not there: it cannot know that one was deleted before it
+    looked first. Once it has given something, it does.
+    """
+    log = await journal.open(session.session_id)
+    async with contextlib.aclosing(journal.follow(session.session_id, start)) as runs:
+        first = asyncio.ensure_future(anext(runs, None))
+        try:
+            while not first.done():
+                await asyncio.wait([first], timeout=_LOOK)
+                if not first.done() and await log.high_watermark() < session.records:
+                    return
+        finally:
+            first.cancel()
+            await asyncio.wait([first])
+        run = first.result()
+        while run is not None:
+            yield run
+            run = await anext(runs, None)
 
 
 async def _start_of_tail(options: argparse.Namespace, look: Look, session: SessionInfo) -> int:
