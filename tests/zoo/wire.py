@@ -8,6 +8,8 @@ import sys
 from typing import Any
 
 SESSION = "s-1"
+#: With this in its environment, no agent ends its turn by itself.
+OPEN = "ANTIPHON_ZOO_OPEN"
 
 
 def write(data: bytes) -> None:
@@ -70,7 +72,9 @@ def say(text: str) -> None:
 
 
 def end(id_: Any) -> None:
-    answer(id_, {"stopReason": "end_turn"})
+    """End the turn, unless a test wants to find it open whenever it looks."""
+    if OPEN not in os.environ:
+        answer(id_, {"stopReason": "end_turn"})
 
 
 def complain(text: str) -> None:
