@@ -138,6 +138,29 @@ async def test_a_pipe_is_read_to_its_end(loop_factory: Any) -> None:
     assert source.reader.pollable
 
 
+async def test_whoever_reads_is_asked_before_each_chunk(loop_factory: Any) -> None:
+    reading, writing = os.pipe()
+    asked: list[int] = []
+    read: list[bytes] = []
+    ended = asyncio.Event()
+    reader = open_reader(
+        asyncio.get_running_loop(),
+        reading,
+        read.append,
+        lambda error: ended.set(),
+        before=lambda: asked.append(len(read)),
+    )
+    os.write(writing, b"x" * 65_536)
+    reader.resume()
+    await turns()
+    os.write(writing, b"y")
+    os.close(writing)
+    await ended.wait()
+
+    assert b"".join(read) == b"x" * 65_536 + b"y"
+    assert asked == list(range(len(read) + 1))  # the end is read, too
+
+
 async def test_reading_leaves_the_flags_of_a_descriptor_alone(loop_factory: Any) -> None:
     reading, writing = os.pipe()
     keep = os.dup(reading)

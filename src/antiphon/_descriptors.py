@@ -109,6 +109,7 @@ def open_reader(
     ended: Callable[[OSError | None], None],
     *,
     own: bool = False,
+    before: Callable[[], None] | None = None,
 ) -> Reader:
     """Make the right reader for `fd`, which it owns from now on.
 
@@ -121,9 +122,10 @@ def open_reader(
         ended: called at the end.
         own: True for a pipe made by this process, whose reading end nobody else has: then it does
             not matter what the loop does to its flags.
+        before: called before a chunk is read, while there is none in memory; not where a thread reads.
     """
     if _can_poll(fd) and _can_watch(loop, own=own):
-        reader = _PollReader(_Watch(loop, fd, own=own), fd, receive, ended)
+        reader = _PollReader(_Watch(loop, fd, own=own), fd, receive, ended, before)
         try:
             reader.resume()
         except (OSError, NotImplementedError):  # this loop cannot watch this one
@@ -189,7 +191,9 @@ class _PollReader:
         fd: int,
         receive: Callable[[bytes], None],
         ended: Callable[[OSError | None], None],
+        before: Callable[[], None] | None = None,
     ) -> None:
+        self._before = before
         self._watch = watch
         self._fd = fd
         self._receive = receive
@@ -226,6 +230,8 @@ class _PollReader:
     def _ready(self) -> int:
         if self._paused:
             return 0
+        if self._before is not None:
+            self._before()
         try:
             data = os.read(self._fd, CHUNK)
         except (BlockingIOError, InterruptedError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import random
+import sys
 import time
 import tracemalloc
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core import Fault, LineFramer, join_frames
+from antiphon.core import Fault, LineFramer, _framer, join_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,6 +121,46 @@ def test_framer_agrees_with_the_simple_reading_however_the_stream_is_cut(
 
     assert sizes_for_faults(frames) == expected(stream, limit)
     assert all(type(frame) in {bytes, Fault} for frame in frames)
+
+
+@pytest.mark.covers("F1", "F6")
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 7, 8, 9, 60, 300]), max_size=8),
+    limit=st.sampled_from([8, 64, 299, 5000]),
+    data=st.data(),
+)
+def test_room_that_is_made_ahead_changes_no_frame(
+    sizes: list[int], limit: int, data: st.DataObject
+) -> None:
+    stream = MARK + b"".join(b"x" * size + b"\r\n" for size in sizes) + b"rest"
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    framer, other = LineFramer(limit), LineFramer(limit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_framer, "LONG", 8)
+        for start, stop in itertools.pairwise([0, *sorted(cuts), len(stream)]):
+            framer.make_room()
+            assert framer.unfinished == other.unfinished
+            assert framer.feed(stream[start:stop]) == other.feed(stream[start:stop])
+            assert framer.buffered == other.buffered
+        framer.make_room()
+        assert framer.end() == other.end()
+
+
+@pytest.mark.parametrize("chunk", [1 << 10, 1 << 16])
+def test_a_long_line_grows_where_room_was_made_and_not_while_it_is_fed(chunk: int) -> None:
+    framer = LineFramer(1 << 30)
+    grown = 0
+    while framer.buffered < 1 << 22:
+        framer.make_room()
+        before = sys.getsizeof(framer._line)
+        framer.feed(b"x" * chunk)
+        grown += framer.buffered > 1 << 17 and sys.getsizeof(framer._line) != before
+
+    assert grown == 0
+    assert framer.feed(b"\n") == [b"x" * (1 << 22)]
+    framer.make_room()
+    assert sys.getsizeof(framer._line) < 1 << 10
 
 
 @pytest.mark.covers("F6", "FF-05")
@@ -326,6 +367,9 @@ def test_half_a_byte_order_mark_is_text() -> None:
 
 def test_a_byte_order_mark_does_not_count_towards_the_limit() -> None:
     assert frames_of(MARK + b"1234\n", limit=4, cuts=[2, 5]) == [b"1234"]
+    for cut in range(4):
+        assert frames_of(MARK + b"1\n", limit=1, cuts=[cut]) == [b"1"]
+        assert frames_of(MARK + b"\r\n", limit=1, cuts=[cut]) == []
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085", "\x0b", "\x0c", "\x1c"])

@@ -22,6 +22,8 @@ __all__ = ["Fault", "LineFramer", "escape_separators", "join_frames"]
 
 #: How much of a refused line is kept at each end: enough for an id wherever the sender puts it.
 KEPT = 4096
+#: Room is made ahead for a line that is already so long, and for as much at least.
+LONG = 1 << 16
 
 _BOM = b"\xef\xbb\xbf"
 # As numbers: `bytes in bytes` takes its left side for a number first, and an exception and ten times
@@ -64,7 +66,7 @@ class LineFramer:
             `ValueError`.
     """
 
-    __slots__ = ("_head", "_held", "_line", "_max", "_skipped", "_start", "_tail")
+    __slots__ = ("_head", "_held", "_line", "_max", "_room", "_skipped", "_start", "_tail")
 
     def __init__(self, max_bytes: int) -> None:
         if type(max_bytes) is not int or max_bytes <= 0:
@@ -72,7 +74,8 @@ class LineFramer:
             raise ValueError(msg)
         self._max = max_bytes
         self._line = BytesIO()  # the unfinished line
-        self._held = 0  # their length
+        self._held = 0  # its length
+        self._room = 0  # what it may grow to without being moved
         self._skipped = 0  # bytes seen of a line that is too long; then `_line` is empty
         self._head = b""
         self._tail = b""
@@ -125,6 +128,21 @@ class LineFramer:
             self._hold(rest)
         return frames
 
+    def make_room(self) -> None:
+        """Let a long line grow before its next bytes are read, which spares copies and memory.
+
+        Once they are here they lie behind it, so that it would have to move, and leave a hole where it was.
+        """
+        held = self._held
+        if held < LONG or held + LONG <= self._room:
+            return
+        line = self._line
+        self._room = held + max(LONG, held >> 3)
+        line.seek(self._room - 1)
+        line.write(b"\0")
+        line.truncate(held)  # what it has room for stays
+        line.seek(held)
+
     def end(self) -> list[bytes | Fault]:
         """Take the end of the stream; return what an unterminated last line gives.
 
@@ -138,8 +156,9 @@ class LineFramer:
     def _strip_mark(self, chunk: bytes) -> bytes:
         chunk = self._take() + chunk
         if len(chunk) < len(_BOM) and _BOM.startswith(chunk):
-            if chunk:
-                self._hold(chunk)
+            # Not by `_hold`: of a mark nothing counts towards the limit.
+            self._line.write(chunk)
+            self._held = len(chunk)
             return b""
         self._start = False
         return chunk.removeprefix(_BOM)
@@ -167,7 +186,7 @@ class LineFramer:
     def _take(self, rest: bytes = b"") -> bytes:
         if not self._held:
             return rest
-        line, self._line, self._held = self._line, BytesIO(), 0
+        line, self._line, self._held, self._room = self._line, BytesIO(), 0, 0
         line.write(rest)
         return line.getvalue()  # its own bytes, not a copy
 

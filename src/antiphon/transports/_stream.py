@@ -71,7 +71,14 @@ class StreamTransport:
             os.close(reading)
             raise
         try:
-            self._reader = open_reader(loop, reading, self._received, self._input_ended, own=own)
+            self._reader = open_reader(
+                loop,
+                reading,
+                self._received,
+                self._input_ended,
+                own=own,
+                before=self._framer.make_room,
+            )
         except BaseException:
             os.close(reading)
             self._close_writer()
