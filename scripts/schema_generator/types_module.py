@@ -36,6 +36,9 @@ SCHEMA_PAGE = "https://agentclientprotocol.com/protocol/v1/schema"
 DRAFT_PAGE = "https://agentclientprotocol.com/protocol/v1/draft/schema"
 #: Names that the generated text uses inside class bodies.
 USED_IN_BODIES = frozenset({"field", "UNSET", "UnsetType", "Any"})
+#: What nearly every record has is evaluated once, and not for each class again.
+SHARED = {"dict[str, Any] | None | UnsetType": "_Metadata"}
+SHARED_DEFAULTS = {'field(name="_meta", default=UNSET)': "_METADATA"}
 #: The union whose values may also be an `UnknownUpdate`.
 UPDATES = "SessionUpdate"
 
@@ -138,6 +141,7 @@ class _Writer:
 
     def module(self, header: str) -> str:
         parts = [header, *self._imports(), ""]
+        parts += self._shared()
         parts += self._words()
         parts += self._aliases(
             entry
@@ -172,6 +176,14 @@ class _Writer:
             kept = [name for name in self.model.entries if name not in self.entries]
             yield "from antiphon.schema import v1"
             yield f"from antiphon.schema.v1 import {', '.join(kept)}"
+
+    def _shared(self) -> Iterator[str]:
+        yield "# Nearly every class has this member: evaluated once, the module is loaded sooner."
+        for annotation, name in SHARED.items():
+            yield f"{name}: TypeAlias = {annotation}"
+        for default, name in SHARED_DEFAULTS.items():
+            yield f"{name}: Any = {default}"
+        yield ""
 
     def _words(self) -> Iterator[str]:
         words = [
@@ -278,7 +290,8 @@ class _Writer:
         renamed = camel(field.python) != field.wire
         if not field.required:
             annotation += " | UnsetType"
-            default = f' = field(name="{field.wire}", default=UNSET)' if renamed else " = UNSET"
+            default = f'field(name="{field.wire}", default=UNSET)' if renamed else "UNSET"
+            default = f" = {SHARED_DEFAULTS.get(default, default)}"
         elif renamed:
             default = f' = field(name="{field.wire}")'
         ignore = ""
@@ -290,7 +303,7 @@ class _Writer:
                 ignore = "  # pyright: ignore[reportIncompatibleVariableOverride]  # a subclass"
             else:
                 ignore = "  # type: ignore[assignment]  # holds more types than in v1"
-        return f"{field.python}: {annotation}{default}{ignore}"
+        return f"{field.python}: {SHARED.get(annotation, annotation)}{default}{ignore}"
 
     def _docstring(self, record: Record) -> list[str]:
         facts = list(self.roles.get(record.name, []))

@@ -18,6 +18,10 @@ from msgspec import UNSET, Meta, UnsetType, field
 from antiphon.schema._choice import Merged, Unknown, UnknownUpdate, choice
 from antiphon.schema._method import Method, Wire
 
+# Nearly every class has this member: evaluated once, the module is loaded sooner.
+_Metadata: TypeAlias = dict[str, Any] | None | UnsetType
+_METADATA: Any = field(name="_meta", default=UNSET)
+
 if TYPE_CHECKING:
     ToolKind: TypeAlias = (
         Literal[
@@ -109,7 +113,7 @@ class WriteTextFileRequest(Wire, kw_only=True):
     session_id: SessionId
     path: str
     content: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ReadTextFileRequest(Wire, kw_only=True):
@@ -122,7 +126,7 @@ class ReadTextFileRequest(Wire, kw_only=True):
     path: str
     line: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class Annotations(Wire, kw_only=True):
@@ -134,7 +138,7 @@ class Annotations(Wire, kw_only=True):
     audience: list[Role] | None | UnsetType = UNSET
     last_modified: str | None | UnsetType = UNSET
     priority: float | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class TextContent(Wire, tag_field="type", tag="text", kw_only=True):
@@ -145,7 +149,7 @@ class TextContent(Wire, tag_field="type", tag="text", kw_only=True):
 
     annotations: Annotations | None | UnsetType = UNSET
     text: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ImageContent(Wire, tag_field="type", tag="image", kw_only=True):
@@ -158,7 +162,7 @@ class ImageContent(Wire, tag_field="type", tag="image", kw_only=True):
     data: str
     mime_type: str
     uri: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AudioContent(Wire, tag_field="type", tag="audio", kw_only=True):
@@ -170,7 +174,7 @@ class AudioContent(Wire, tag_field="type", tag="audio", kw_only=True):
     annotations: Annotations | None | UnsetType = UNSET
     data: str
     mime_type: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ResourceLink(Wire, tag_field="type", tag="resource_link", kw_only=True):
@@ -186,7 +190,7 @@ class ResourceLink(Wire, tag_field="type", tag="resource_link", kw_only=True):
     size: int | None | UnsetType = UNSET
     title: str | None | UnsetType = UNSET
     uri: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class TextResourceContents(Wire, kw_only=True):
@@ -198,7 +202,7 @@ class TextResourceContents(Wire, kw_only=True):
     mime_type: str | None | UnsetType = UNSET
     text: str
     uri: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class BlobResourceContents(Wire, kw_only=True):
@@ -210,7 +214,7 @@ class BlobResourceContents(Wire, kw_only=True):
     blob: str
     mime_type: str | None | UnsetType = UNSET
     uri: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -226,7 +230,7 @@ else:
 
     class _EmbeddedResourceResource(Merged, kw_only=True):
         union = EmbeddedResourceResource
-        meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+        meta: _Metadata = _METADATA
         blob: Any | UnsetType = UNSET
         mime_type: str | None | UnsetType = UNSET
         text: Any | UnsetType = UNSET
@@ -241,7 +245,7 @@ class EmbeddedResource(Wire, tag_field="type", tag="resource", kw_only=True):
 
     annotations: Annotations | None | UnsetType = UNSET
     resource: _EmbeddedResourceResource
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
     if not TYPE_CHECKING:
 
@@ -276,7 +280,7 @@ class Content(Wire, tag_field="type", tag="content", kw_only=True):
     """
 
     content: ContentBlock
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class Diff(Wire, tag_field="type", tag="diff", kw_only=True):
@@ -288,7 +292,7 @@ class Diff(Wire, tag_field="type", tag="diff", kw_only=True):
     path: str
     old_text: str | None | UnsetType = UNSET
     new_text: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class Terminal(Wire, tag_field="type", tag="terminal", kw_only=True):
@@ -298,7 +302,7 @@ class Terminal(Wire, tag_field="type", tag="terminal", kw_only=True):
     """
 
     terminal_id: TerminalId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -315,7 +319,7 @@ class ToolCallLocation(Wire, kw_only=True):
 
     path: str
     line: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ToolCallUpdate(Wire, kw_only=True):
@@ -333,7 +337,7 @@ class ToolCallUpdate(Wire, kw_only=True):
     locations: list[ToolCallLocation] | None | UnsetType = UNSET
     raw_input: Any | UnsetType = UNSET
     raw_output: Any | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class PermissionOption(Wire, kw_only=True):
@@ -345,7 +349,7 @@ class PermissionOption(Wire, kw_only=True):
     option_id: PermissionOptionId
     name: str
     kind: PermissionOptionKind
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class RequestPermissionRequest(Wire, kw_only=True):
@@ -357,7 +361,7 @@ class RequestPermissionRequest(Wire, kw_only=True):
     session_id: SessionId
     tool_call: ToolCallUpdate
     options: list[PermissionOption]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class EnvVariable(Wire, kw_only=True):
@@ -368,7 +372,7 @@ class EnvVariable(Wire, kw_only=True):
 
     name: str
     value: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class CreateTerminalRequest(Wire, kw_only=True):
@@ -383,7 +387,7 @@ class CreateTerminalRequest(Wire, kw_only=True):
     env: list[EnvVariable] | UnsetType = UNSET
     cwd: str | None | UnsetType = UNSET
     output_byte_limit: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class TerminalOutputRequest(Wire, kw_only=True):
@@ -394,7 +398,7 @@ class TerminalOutputRequest(Wire, kw_only=True):
 
     session_id: SessionId
     terminal_id: TerminalId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ReleaseTerminalRequest(Wire, kw_only=True):
@@ -405,7 +409,7 @@ class ReleaseTerminalRequest(Wire, kw_only=True):
 
     session_id: SessionId
     terminal_id: TerminalId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class WaitForTerminalExitRequest(Wire, kw_only=True):
@@ -416,7 +420,7 @@ class WaitForTerminalExitRequest(Wire, kw_only=True):
 
     session_id: SessionId
     terminal_id: TerminalId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class KillTerminalRequest(Wire, kw_only=True):
@@ -427,7 +431,7 @@ class KillTerminalRequest(Wire, kw_only=True):
 
     session_id: SessionId
     terminal_id: TerminalId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class EnumOption(Wire, kw_only=True):
@@ -439,7 +443,7 @@ class EnumOption(Wire, kw_only=True):
     const: str
     title: str
     description: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class StringPropertySchema(Wire, tag_field="type", tag="string", kw_only=True):
@@ -457,7 +461,7 @@ class StringPropertySchema(Wire, tag_field="type", tag="string", kw_only=True):
     default: str | None | UnsetType = UNSET
     enum: list[str] | None | UnsetType = UNSET
     one_of: list[EnumOption] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class NumberPropertySchema(Wire, tag_field="type", tag="number", kw_only=True):
@@ -471,7 +475,7 @@ class NumberPropertySchema(Wire, tag_field="type", tag="number", kw_only=True):
     minimum: float | None | UnsetType = UNSET
     maximum: float | None | UnsetType = UNSET
     default: float | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class IntegerPropertySchema(Wire, tag_field="type", tag="integer", kw_only=True):
@@ -485,7 +489,7 @@ class IntegerPropertySchema(Wire, tag_field="type", tag="integer", kw_only=True)
     minimum: int | None | UnsetType = UNSET
     maximum: int | None | UnsetType = UNSET
     default: int | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class BooleanPropertySchema(Wire, tag_field="type", tag="boolean", kw_only=True):
@@ -497,7 +501,7 @@ class BooleanPropertySchema(Wire, tag_field="type", tag="boolean", kw_only=True)
     title: str | None | UnsetType = UNSET
     description: str | None | UnsetType = UNSET
     default: bool | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class StringMultiSelectItems(Wire, tag_field="type", tag="string", kw_only=True):
@@ -507,7 +511,7 @@ class StringMultiSelectItems(Wire, tag_field="type", tag="string", kw_only=True)
     """
 
     enum: list[str]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class TitledMultiSelectItems(Wire, kw_only=True):
@@ -517,7 +521,7 @@ class TitledMultiSelectItems(Wire, kw_only=True):
     """
 
     any_of: list[EnumOption]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -544,7 +548,7 @@ class MultiSelectPropertySchema(Wire, tag_field="type", tag="array", kw_only=Tru
     max_items: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
     items: MultiSelectItems
     default: list[str] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -580,7 +584,7 @@ class ElicitationSchema(Wire, kw_only=True):
     properties: dict[str, ElicitationPropertySchema] | UnsetType = UNSET
     required: list[str] | None | UnsetType = UNSET
     description: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ElicitationFormMode(Wire, tag_field="mode", tag="form", kw_only=True):
@@ -590,7 +594,7 @@ class ElicitationFormMode(Wire, tag_field="mode", tag="form", kw_only=True):
     """
 
     message: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
     requested_schema: ElicitationSchema
     session_id: SessionId | UnsetType = UNSET
     tool_call_id: ToolCallId | None | UnsetType = UNSET
@@ -609,7 +613,7 @@ class ElicitationUrlMode(Wire, tag_field="mode", tag="url", kw_only=True):
     """
 
     message: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
     elicitation_id: ElicitationId
     url: str
     session_id: SessionId | UnsetType = UNSET
@@ -704,7 +708,7 @@ class PromptCapabilities(Wire, kw_only=True):
     image: bool | UnsetType = UNSET
     audio: bool | UnsetType = UNSET
     embedded_context: bool | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class McpCapabilities(Wire, kw_only=True):
@@ -715,7 +719,7 @@ class McpCapabilities(Wire, kw_only=True):
 
     http: bool | UnsetType = UNSET
     sse: bool | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionListCapabilities(Wire, kw_only=True):
@@ -724,7 +728,7 @@ class SessionListCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#sessionlistcapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionDeleteCapabilities(Wire, kw_only=True):
@@ -733,7 +737,7 @@ class SessionDeleteCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#sessiondeletecapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionAdditionalDirectoriesCapabilities(Wire, kw_only=True):
@@ -742,7 +746,7 @@ class SessionAdditionalDirectoriesCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#sessionadditionaldirectoriescapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionResumeCapabilities(Wire, kw_only=True):
@@ -751,7 +755,7 @@ class SessionResumeCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#sessionresumecapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionCloseCapabilities(Wire, kw_only=True):
@@ -760,7 +764,7 @@ class SessionCloseCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#sessionclosecapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionCapabilities(Wire, kw_only=True):
@@ -774,7 +778,7 @@ class SessionCapabilities(Wire, kw_only=True):
     additional_directories: SessionAdditionalDirectoriesCapabilities | None | UnsetType = UNSET
     resume: SessionResumeCapabilities | None | UnsetType = UNSET
     close: SessionCloseCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class LogoutCapabilities(Wire, kw_only=True):
@@ -783,7 +787,7 @@ class LogoutCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#logoutcapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AgentAuthCapabilities(Wire, kw_only=True):
@@ -793,7 +797,7 @@ class AgentAuthCapabilities(Wire, kw_only=True):
     """
 
     logout: LogoutCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AgentCapabilities(Wire, kw_only=True):
@@ -807,7 +811,7 @@ class AgentCapabilities(Wire, kw_only=True):
     mcp_capabilities: McpCapabilities | UnsetType = UNSET
     session_capabilities: SessionCapabilities | UnsetType = UNSET
     auth: AgentAuthCapabilities | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AuthMethodTerminal(Wire, tag_field="type", tag="terminal", kw_only=True):
@@ -821,7 +825,7 @@ class AuthMethodTerminal(Wire, tag_field="type", tag="terminal", kw_only=True):
     description: str | None | UnsetType = UNSET
     args: list[str] | UnsetType = UNSET
     env: dict[str, str] | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AuthMethodAgent(Wire, kw_only=True):
@@ -833,7 +837,7 @@ class AuthMethodAgent(Wire, kw_only=True):
     id: AuthMethodId
     name: str
     description: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -856,7 +860,7 @@ class Implementation(Wire, kw_only=True):
     name: str
     title: str | None | UnsetType = UNSET
     version: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class InitializeResponse(Wire, kw_only=True):
@@ -869,7 +873,7 @@ class InitializeResponse(Wire, kw_only=True):
     agent_capabilities: AgentCapabilities | UnsetType = UNSET
     auth_methods: list[AuthMethod] | UnsetType = UNSET
     agent_info: Implementation | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AuthenticateResponse(Wire, kw_only=True):
@@ -878,7 +882,7 @@ class AuthenticateResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#authenticateresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class LogoutResponse(Wire, kw_only=True):
@@ -887,7 +891,7 @@ class LogoutResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#logoutresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionMode(Wire, kw_only=True):
@@ -899,7 +903,7 @@ class SessionMode(Wire, kw_only=True):
     id: SessionModeId
     name: str
     description: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionModeState(Wire, kw_only=True):
@@ -910,7 +914,7 @@ class SessionModeState(Wire, kw_only=True):
 
     current_mode_id: SessionModeId
     available_modes: list[SessionMode]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionConfigSelectOption(Wire, kw_only=True):
@@ -922,7 +926,7 @@ class SessionConfigSelectOption(Wire, kw_only=True):
     value: SessionConfigValueId
     name: str
     description: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionConfigSelectGroup(Wire, kw_only=True):
@@ -934,7 +938,7 @@ class SessionConfigSelectGroup(Wire, kw_only=True):
     group: SessionConfigGroupId
     name: str
     options: list[SessionConfigSelectOption]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -960,7 +964,7 @@ class SessionConfigSelect(Wire, tag_field="type", tag="select", kw_only=True):
     name: str
     description: str | None | UnsetType = UNSET
     category: SessionConfigOptionCategory | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
     current_value: SessionConfigValueId
     options: SessionConfigSelectOptions
 
@@ -975,7 +979,7 @@ class SessionConfigBoolean(Wire, tag_field="type", tag="boolean", kw_only=True):
     name: str
     description: str | None | UnsetType = UNSET
     category: SessionConfigOptionCategory | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
     current_value: bool
 
 
@@ -994,7 +998,7 @@ class NewSessionResponse(Wire, kw_only=True):
     session_id: SessionId
     modes: SessionModeState | None | UnsetType = UNSET
     config_options: list[SessionConfigOption] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class LoadSessionResponse(Wire, kw_only=True):
@@ -1005,7 +1009,7 @@ class LoadSessionResponse(Wire, kw_only=True):
 
     modes: SessionModeState | None | UnsetType = UNSET
     config_options: list[SessionConfigOption] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionInfo(Wire, kw_only=True):
@@ -1019,7 +1023,7 @@ class SessionInfo(Wire, kw_only=True):
     additional_directories: list[str] | UnsetType = UNSET
     title: str | None | UnsetType = UNSET
     updated_at: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ListSessionsResponse(Wire, kw_only=True):
@@ -1030,7 +1034,7 @@ class ListSessionsResponse(Wire, kw_only=True):
 
     sessions: list[SessionInfo]
     next_cursor: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class DeleteSessionResponse(Wire, kw_only=True):
@@ -1039,7 +1043,7 @@ class DeleteSessionResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#deletesessionresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ResumeSessionResponse(Wire, kw_only=True):
@@ -1050,7 +1054,7 @@ class ResumeSessionResponse(Wire, kw_only=True):
 
     modes: SessionModeState | None | UnsetType = UNSET
     config_options: list[SessionConfigOption] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class CloseSessionResponse(Wire, kw_only=True):
@@ -1059,7 +1063,7 @@ class CloseSessionResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#closesessionresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SetSessionModeResponse(Wire, kw_only=True):
@@ -1068,7 +1072,7 @@ class SetSessionModeResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#setsessionmoderesponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SetSessionConfigOptionResponse(Wire, kw_only=True):
@@ -1078,7 +1082,7 @@ class SetSessionConfigOptionResponse(Wire, kw_only=True):
     """
 
     config_options: list[SessionConfigOption]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class PromptResponse(Wire, kw_only=True):
@@ -1088,7 +1092,7 @@ class PromptResponse(Wire, kw_only=True):
     """
 
     stop_reason: StopReason
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AgentNotification(Wire, kw_only=True):
@@ -1109,7 +1113,7 @@ class ContentChunk(Wire, kw_only=True):
 
     content: ContentBlock
     message_id: MessageId | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class UserMessageChunk(
@@ -1154,7 +1158,7 @@ class ToolCall(Wire, tag_field="sessionUpdate", tag="tool_call", kw_only=True):
     locations: list[ToolCallLocation] | UnsetType = UNSET
     raw_input: Any | UnsetType = UNSET
     raw_output: Any | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ToolCallProgress(
@@ -1175,7 +1179,7 @@ class PlanEntry(Wire, kw_only=True):
     content: str
     priority: PlanEntryPriority
     status: PlanEntryStatus
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class Plan(Wire, tag_field="sessionUpdate", tag="plan", kw_only=True):
@@ -1185,7 +1189,7 @@ class Plan(Wire, tag_field="sessionUpdate", tag="plan", kw_only=True):
     """
 
     entries: list[PlanEntry]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class UnstructuredCommandInput(Wire, kw_only=True):
@@ -1195,7 +1199,7 @@ class UnstructuredCommandInput(Wire, kw_only=True):
     """
 
     hint: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 AvailableCommandInput: TypeAlias = UnstructuredCommandInput
@@ -1210,7 +1214,7 @@ class AvailableCommand(Wire, kw_only=True):
     name: str
     description: str
     input: AvailableCommandInput | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AvailableCommandsUpdate(
@@ -1222,7 +1226,7 @@ class AvailableCommandsUpdate(
     """
 
     available_commands: list[AvailableCommand]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class CurrentModeUpdate(Wire, tag_field="sessionUpdate", tag="current_mode_update", kw_only=True):
@@ -1232,7 +1236,7 @@ class CurrentModeUpdate(Wire, tag_field="sessionUpdate", tag="current_mode_updat
     """
 
     current_mode_id: SessionModeId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ConfigOptionUpdate(Wire, tag_field="sessionUpdate", tag="config_option_update", kw_only=True):
@@ -1242,7 +1246,7 @@ class ConfigOptionUpdate(Wire, tag_field="sessionUpdate", tag="config_option_upd
     """
 
     config_options: list[SessionConfigOption]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionInfoUpdate(Wire, tag_field="sessionUpdate", tag="session_info_update", kw_only=True):
@@ -1253,7 +1257,7 @@ class SessionInfoUpdate(Wire, tag_field="sessionUpdate", tag="session_info_updat
 
     title: str | None | UnsetType = UNSET
     updated_at: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class Cost(Wire, kw_only=True):
@@ -1264,7 +1268,7 @@ class Cost(Wire, kw_only=True):
 
     amount: float
     currency: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class UsageUpdate(Wire, tag_field="sessionUpdate", tag="usage_update", kw_only=True):
@@ -1276,7 +1280,7 @@ class UsageUpdate(Wire, tag_field="sessionUpdate", tag="usage_update", kw_only=T
     used: Annotated[int, Meta(ge=0)]
     size: Annotated[int, Meta(ge=0)]
     cost: Cost | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class Notice(Wire, tag_field="sessionUpdate", tag="notice", kw_only=True):
@@ -1288,7 +1292,7 @@ class Notice(Wire, tag_field="sessionUpdate", tag="notice", kw_only=True):
     severity: NoticeSeverity
     title: Annotated[str, Meta(min_length=1)]
     description: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class CompactionUpdate(Wire, tag_field="sessionUpdate", tag="compaction_update", kw_only=True):
@@ -1301,7 +1305,7 @@ class CompactionUpdate(Wire, tag_field="sessionUpdate", tag="compaction_update",
     status: CompactionStatus
     summary: list[ContentBlock] | None | UnsetType = UNSET
     error: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class CompactionSummaryChunk(
@@ -1314,7 +1318,7 @@ class CompactionSummaryChunk(
 
     compaction_id: CompactionId
     content: ContentBlock
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 # An unknown kind is no variant to the decoder; the codec puts an `UnknownUpdate` in its place.
@@ -1363,7 +1367,7 @@ class SessionNotification(Wire, kw_only=True):
 
     session_id: SessionId
     update: SessionUpdate
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class CompleteElicitationNotification(Wire, kw_only=True):
@@ -1373,7 +1377,7 @@ class CompleteElicitationNotification(Wire, kw_only=True):
     """
 
     elicitation_id: ElicitationId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ClientRequest(Wire, kw_only=True):
@@ -1395,7 +1399,7 @@ class FileSystemCapabilities(Wire, kw_only=True):
 
     read_text_file: bool | UnsetType = UNSET
     write_text_file: bool | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class CompactionCapabilities(Wire, kw_only=True):
@@ -1411,7 +1415,7 @@ class BooleanConfigOptionCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#booleanconfigoptioncapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionConfigOptionsCapabilities(Wire, kw_only=True):
@@ -1421,7 +1425,7 @@ class SessionConfigOptionsCapabilities(Wire, kw_only=True):
     """
 
     boolean: BooleanConfigOptionCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class NoticeCapabilities(Wire, kw_only=True):
@@ -1440,7 +1444,7 @@ class ClientSessionCapabilities(Wire, kw_only=True):
     compaction: CompactionCapabilities | None | UnsetType = UNSET
     config_options: SessionConfigOptionsCapabilities | None | UnsetType = UNSET
     notices: NoticeCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AuthCapabilities(Wire, kw_only=True):
@@ -1450,7 +1454,7 @@ class AuthCapabilities(Wire, kw_only=True):
     """
 
     terminal: bool | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ElicitationFormCapabilities(Wire, kw_only=True):
@@ -1459,7 +1463,7 @@ class ElicitationFormCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#elicitationformcapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ElicitationUrlCapabilities(Wire, kw_only=True):
@@ -1468,7 +1472,7 @@ class ElicitationUrlCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#elicitationurlcapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ElicitationCapabilities(Wire, kw_only=True):
@@ -1479,7 +1483,7 @@ class ElicitationCapabilities(Wire, kw_only=True):
 
     form: ElicitationFormCapabilities | None | UnsetType = UNSET
     url: ElicitationUrlCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ClientCapabilities(Wire, kw_only=True):
@@ -1493,7 +1497,7 @@ class ClientCapabilities(Wire, kw_only=True):
     session: ClientSessionCapabilities | None | UnsetType = UNSET
     auth: AuthCapabilities | UnsetType = UNSET
     elicitation: ElicitationCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class InitializeRequest(Wire, kw_only=True):
@@ -1505,7 +1509,7 @@ class InitializeRequest(Wire, kw_only=True):
     protocol_version: ProtocolVersion
     client_capabilities: ClientCapabilities | UnsetType = UNSET
     client_info: Implementation | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AuthenticateRequest(Wire, kw_only=True):
@@ -1515,7 +1519,7 @@ class AuthenticateRequest(Wire, kw_only=True):
     """
 
     method_id: AuthMethodId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class LogoutRequest(Wire, kw_only=True):
@@ -1524,7 +1528,7 @@ class LogoutRequest(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#logoutrequest
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class HttpHeader(Wire, kw_only=True):
@@ -1535,7 +1539,7 @@ class HttpHeader(Wire, kw_only=True):
 
     name: str
     value: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class McpServerHttp(Wire, tag_field="type", tag="http", kw_only=True):
@@ -1547,7 +1551,7 @@ class McpServerHttp(Wire, tag_field="type", tag="http", kw_only=True):
     name: str
     url: str
     headers: list[HttpHeader]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class McpServerSse(Wire, tag_field="type", tag="sse", kw_only=True):
@@ -1559,7 +1563,7 @@ class McpServerSse(Wire, tag_field="type", tag="sse", kw_only=True):
     name: str
     url: str
     headers: list[HttpHeader]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class McpServerStdio(Wire, kw_only=True):
@@ -1572,7 +1576,7 @@ class McpServerStdio(Wire, kw_only=True):
     command: str
     args: list[str]
     env: list[EnvVariable]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -1597,7 +1601,7 @@ class NewSessionRequest(Wire, kw_only=True):
     cwd: str
     additional_directories: list[str] | UnsetType = UNSET
     mcp_servers: list[McpServer]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class LoadSessionRequest(Wire, kw_only=True):
@@ -1610,7 +1614,7 @@ class LoadSessionRequest(Wire, kw_only=True):
     cwd: str
     additional_directories: list[str] | UnsetType = UNSET
     session_id: SessionId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ListSessionsRequest(Wire, kw_only=True):
@@ -1621,7 +1625,7 @@ class ListSessionsRequest(Wire, kw_only=True):
 
     cwd: str | None | UnsetType = UNSET
     cursor: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class DeleteSessionRequest(Wire, kw_only=True):
@@ -1631,7 +1635,7 @@ class DeleteSessionRequest(Wire, kw_only=True):
     """
 
     session_id: SessionId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ResumeSessionRequest(Wire, kw_only=True):
@@ -1644,7 +1648,7 @@ class ResumeSessionRequest(Wire, kw_only=True):
     cwd: str
     additional_directories: list[str] | UnsetType = UNSET
     mcp_servers: list[McpServer] | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class CloseSessionRequest(Wire, kw_only=True):
@@ -1654,7 +1658,7 @@ class CloseSessionRequest(Wire, kw_only=True):
     """
 
     session_id: SessionId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SetSessionModeRequest(Wire, kw_only=True):
@@ -1665,7 +1669,7 @@ class SetSessionModeRequest(Wire, kw_only=True):
 
     session_id: SessionId
     mode_id: SessionModeId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SetSessionConfigOptionRequest(Wire, kw_only=True):
@@ -1676,7 +1680,7 @@ class SetSessionConfigOptionRequest(Wire, kw_only=True):
 
     session_id: SessionId
     config_id: SessionConfigId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
     type: str | UnsetType = UNSET
     value: bool | SessionConfigValueId
 
@@ -1693,7 +1697,7 @@ class PromptRequest(Wire, kw_only=True):
 
     session_id: SessionId
     prompt: list[ContentBlock]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ClientResponseResult(Wire, kw_only=True):
@@ -1733,7 +1737,7 @@ class WriteTextFileResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#writetextfileresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ReadTextFileResponse(Wire, kw_only=True):
@@ -1743,7 +1747,7 @@ class ReadTextFileResponse(Wire, kw_only=True):
     """
 
     content: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class CancelledPermissionOutcome(Wire, tag_field="outcome", tag="cancelled", kw_only=True):
@@ -1760,7 +1764,7 @@ class SelectedPermissionOutcome(Wire, tag_field="outcome", tag="selected", kw_on
     """
 
     option_id: PermissionOptionId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -1776,7 +1780,7 @@ class RequestPermissionResponse(Wire, kw_only=True):
     """
 
     outcome: RequestPermissionOutcome
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class CreateTerminalResponse(Wire, kw_only=True):
@@ -1786,7 +1790,7 @@ class CreateTerminalResponse(Wire, kw_only=True):
     """
 
     terminal_id: TerminalId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class TerminalExitStatus(Wire, kw_only=True):
@@ -1797,7 +1801,7 @@ class TerminalExitStatus(Wire, kw_only=True):
 
     exit_code: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
     signal: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class TerminalOutputResponse(Wire, kw_only=True):
@@ -1809,7 +1813,7 @@ class TerminalOutputResponse(Wire, kw_only=True):
     output: str
     truncated: bool
     exit_status: TerminalExitStatus | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ReleaseTerminalResponse(Wire, kw_only=True):
@@ -1818,7 +1822,7 @@ class ReleaseTerminalResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#releaseterminalresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class WaitForTerminalExitResponse(Wire, kw_only=True):
@@ -1829,7 +1833,7 @@ class WaitForTerminalExitResponse(Wire, kw_only=True):
 
     exit_code: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
     signal: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class KillTerminalResponse(Wire, kw_only=True):
@@ -1838,7 +1842,7 @@ class KillTerminalResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/schema#killterminalresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ElicitationAcceptAction(Wire, tag_field="action", tag="accept", kw_only=True):
@@ -1847,7 +1851,7 @@ class ElicitationAcceptAction(Wire, tag_field="action", tag="accept", kw_only=Tr
     https://agentclientprotocol.com/protocol/v1/schema#createelicitationresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
     content: dict[str, ElicitationContentValue] | None | UnsetType = UNSET
 
 
@@ -1857,7 +1861,7 @@ class ElicitationDeclineAction(Wire, tag_field="action", tag="decline", kw_only=
     https://agentclientprotocol.com/protocol/v1/schema#createelicitationresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ElicitationCancelAction(Wire, tag_field="action", tag="cancel", kw_only=True):
@@ -1866,7 +1870,7 @@ class ElicitationCancelAction(Wire, tag_field="action", tag="cancel", kw_only=Tr
     https://agentclientprotocol.com/protocol/v1/schema#createelicitationresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -1901,7 +1905,7 @@ class CancelNotification(Wire, kw_only=True):
     """
 
     session_id: SessionId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class CancelRequestNotification(Wire, kw_only=True):
@@ -1911,7 +1915,7 @@ class CancelRequestNotification(Wire, kw_only=True):
     """
 
     request_id: RequestId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 METHODS: tuple[Method, ...] = (

@@ -195,6 +195,10 @@ from antiphon.schema.v1 import (
     WriteTextFileResponse,
 )
 
+# Nearly every class has this member: evaluated once, the module is loaded sooner.
+_Metadata: TypeAlias = dict[str, Any] | None | UnsetType
+_METADATA: Any = field(name="_meta", default=UNSET)
+
 if TYPE_CHECKING:
     LlmProtocol: TypeAlias = Literal["anthropic", "openai", "azure", "vertex", "bedrock"] | str
     AuthState: TypeAlias = (
@@ -226,8 +230,8 @@ class MessageMcpRequest(Wire, kw_only=True):
     server_id: McpServerAcpId
     request_id: McpRequestId
     method: str
-    params: dict[str, Any] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    params: _Metadata = UNSET
+    meta: _Metadata = _METADATA
 
 
 class McpCapabilities(v1.McpCapabilities, kw_only=True):
@@ -245,7 +249,7 @@ class SessionSystemPromptOverrideCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#sessionsystempromptoverridecapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionSystemPromptModeCapabilities(Wire, kw_only=True):
@@ -255,7 +259,7 @@ class SessionSystemPromptModeCapabilities(Wire, kw_only=True):
     """
 
     override: SessionSystemPromptOverrideCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionSystemPromptCapabilities(Wire, kw_only=True):
@@ -265,7 +269,7 @@ class SessionSystemPromptCapabilities(Wire, kw_only=True):
     """
 
     mode: SessionSystemPromptModeCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionForkCapabilities(Wire, kw_only=True):
@@ -274,7 +278,7 @@ class SessionForkCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#sessionforkcapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionArchiveCapabilities(Wire, kw_only=True):
@@ -283,7 +287,7 @@ class SessionArchiveCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#sessionarchivecapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionStatusCapabilities(Wire, kw_only=True):
@@ -292,7 +296,7 @@ class SessionStatusCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#sessionstatuscapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionTitleCapabilities(Wire, kw_only=True):
@@ -301,7 +305,7 @@ class SessionTitleCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#sessiontitlecapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionCapabilities(v1.SessionCapabilities, kw_only=True):
@@ -323,7 +327,7 @@ class AuthStatusCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#authstatuscapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AgentAuthCapabilities(v1.AgentAuthCapabilities, kw_only=True):
@@ -341,7 +345,7 @@ class ProvidersCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#providerscapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AgentCapabilities(v1.AgentCapabilities, kw_only=True):
@@ -373,7 +377,7 @@ class ProviderCurrentConfig(Wire, kw_only=True):
 
     api_type: LlmProtocol
     base_url: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ProviderInfo(Wire, kw_only=True):
@@ -386,7 +390,7 @@ class ProviderInfo(Wire, kw_only=True):
     supported: list[LlmProtocol]
     required: bool
     current: ProviderCurrentConfig | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ListProvidersResponse(Wire, kw_only=True):
@@ -396,7 +400,7 @@ class ListProvidersResponse(Wire, kw_only=True):
     """
 
     providers: list[ProviderInfo]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SetProviderResponse(Wire, kw_only=True):
@@ -405,7 +409,7 @@ class SetProviderResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#setproviderresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class DisableProviderResponse(Wire, kw_only=True):
@@ -414,7 +418,7 @@ class DisableProviderResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#disableproviderresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AuthAccount(Wire, kw_only=True):
@@ -428,7 +432,7 @@ class AuthAccount(Wire, kw_only=True):
     name: str | None | UnsetType = UNSET
     email: str | None | UnsetType = UNSET
     organization: str | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AuthStatusResponse(Wire, kw_only=True):
@@ -439,7 +443,7 @@ class AuthStatusResponse(Wire, kw_only=True):
 
     state: AuthState
     accounts: list[AuthAccount] | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionInfo(v1.SessionInfo, kw_only=True):
@@ -469,7 +473,7 @@ class ForkSessionResponse(Wire, kw_only=True):
     session_id: SessionId
     modes: SessionModeState | None | UnsetType = UNSET
     config_options: list[SessionConfigOption] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ArchiveSessionResponse(Wire, kw_only=True):
@@ -478,7 +482,7 @@ class ArchiveSessionResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#archivesessionresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class UnarchiveSessionResponse(Wire, kw_only=True):
@@ -487,7 +491,7 @@ class UnarchiveSessionResponse(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#unarchivesessionresponse
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionStatusResponse(Wire, kw_only=True):
@@ -497,7 +501,7 @@ class SessionStatusResponse(Wire, kw_only=True):
     """
 
     status: SessionStatus
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SetSessionTitleResponse(Wire, kw_only=True):
@@ -507,7 +511,7 @@ class SetSessionTitleResponse(Wire, kw_only=True):
     """
 
     title: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class Usage(Wire, kw_only=True):
@@ -522,7 +526,7 @@ class Usage(Wire, kw_only=True):
     thought_tokens: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
     cached_read_tokens: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
     cached_write_tokens: Annotated[int, Meta(ge=0)] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class PromptResponse(v1.PromptResponse, kw_only=True):
@@ -542,7 +546,7 @@ class PlanItems(Wire, tag_field="type", tag="items", kw_only=True):
 
     plan_id: PlanId
     entries: list[PlanEntry]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class PlanFile(Wire, tag_field="type", tag="file", kw_only=True):
@@ -553,7 +557,7 @@ class PlanFile(Wire, tag_field="type", tag="file", kw_only=True):
 
     plan_id: PlanId
     uri: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class PlanMarkdown(Wire, tag_field="type", tag="markdown", kw_only=True):
@@ -564,7 +568,7 @@ class PlanMarkdown(Wire, tag_field="type", tag="markdown", kw_only=True):
 
     plan_id: PlanId
     content: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -580,7 +584,7 @@ class PlanUpdate(Wire, tag_field="sessionUpdate", tag="plan_update", kw_only=Tru
     """
 
     plan: PlanUpdateContent
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class PlanRemoved(Wire, tag_field="sessionUpdate", tag="plan_removed", kw_only=True):
@@ -590,7 +594,7 @@ class PlanRemoved(Wire, tag_field="sessionUpdate", tag="plan_removed", kw_only=T
     """
 
     plan_id: PlanId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionCancelCapabilities(Wire, kw_only=True):
@@ -599,7 +603,7 @@ class SessionCancelCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#sessioncancelcapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SubagentSessionCapabilities(Wire, kw_only=True):
@@ -609,7 +613,7 @@ class SubagentSessionCapabilities(Wire, kw_only=True):
     """
 
     cancel: SessionCancelCapabilities | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class RunningStateUpdate(Wire, tag_field="state", tag="running", kw_only=True):
@@ -618,7 +622,7 @@ class RunningStateUpdate(Wire, tag_field="state", tag="running", kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#stateupdate
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class IdleStateUpdate(Wire, tag_field="state", tag="idle", kw_only=True):
@@ -628,7 +632,7 @@ class IdleStateUpdate(Wire, tag_field="state", tag="idle", kw_only=True):
     """
 
     usage: Usage | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
     stop_reason: str | None | UnsetType = UNSET
     error: Error | None | UnsetType = UNSET
 
@@ -639,7 +643,7 @@ class RequiresActionStateUpdate(Wire, tag_field="state", tag="requires_action", 
     https://agentclientprotocol.com/protocol/v1/draft/schema#stateupdate
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class UnknownStateUpdate(Wire, tag_field="state", tag="unknown", kw_only=True):
@@ -648,7 +652,7 @@ class UnknownStateUpdate(Wire, tag_field="state", tag="unknown", kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#stateupdate
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -684,7 +688,7 @@ class SubagentUpdate(Wire, tag_field="sessionUpdate", tag="subagent_update", kw_
     state: StateUpdate | None | UnsetType = UNSET
     cwd: str | None | UnsetType = UNSET
     additional_directories: list[str] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionMessage(Wire, tag_field="sessionUpdate", tag="session_message", kw_only=True):
@@ -699,7 +703,7 @@ class SessionMessage(Wire, tag_field="sessionUpdate", tag="session_message", kw_
     sender_message_id: MessageId | None | UnsetType = UNSET
     recipient_message_id: MessageId | None | UnsetType = UNSET
     content: list[ContentBlock] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionMessageChunk(
@@ -712,7 +716,7 @@ class SessionMessageChunk(
 
     message_id: MessageId
     content: ContentBlock
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 # An unknown kind is no variant to the decoder; the codec puts an `UnknownUpdate` in its place.
@@ -789,7 +793,7 @@ class AuthStatusUpdateNotification(Wire, kw_only=True):
 
     state: AuthState
     accounts: list[AuthAccount] | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SubagentCapabilities(Wire, kw_only=True):
@@ -798,7 +802,7 @@ class SubagentCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#subagentcapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class PlanCapabilities(Wire, kw_only=True):
@@ -807,7 +811,7 @@ class PlanCapabilities(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#plancapabilities
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ClientCapabilities(v1.ClientCapabilities, kw_only=True):
@@ -835,7 +839,7 @@ class ListProvidersRequest(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#listprovidersrequest
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SetProviderRequest(Wire, kw_only=True):
@@ -848,7 +852,7 @@ class SetProviderRequest(Wire, kw_only=True):
     api_type: LlmProtocol
     base_url: str
     headers: dict[str, str] | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class DisableProviderRequest(Wire, kw_only=True):
@@ -858,7 +862,7 @@ class DisableProviderRequest(Wire, kw_only=True):
     """
 
     provider_id: ProviderId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class AuthStatusRequest(Wire, kw_only=True):
@@ -867,7 +871,7 @@ class AuthStatusRequest(Wire, kw_only=True):
     https://agentclientprotocol.com/protocol/v1/draft/schema#authstatusrequest
     """
 
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class McpServerAcp(Wire, tag_field="type", tag="acp", kw_only=True):
@@ -878,7 +882,7 @@ class McpServerAcp(Wire, tag_field="type", tag="acp", kw_only=True):
 
     name: str
     server_id: McpServerAcpId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -903,7 +907,7 @@ class SystemPrompt(Wire, kw_only=True):
 
     mode: SystemPromptMode
     content: list[ContentBlock]
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class NewSessionRequest(v1.NewSessionRequest, kw_only=True):
@@ -946,7 +950,7 @@ class ForkSessionRequest(Wire, kw_only=True):
     additional_directories: list[str] | UnsetType = UNSET
     mcp_servers: list[McpServer] | UnsetType = UNSET
     system_prompt: SystemPrompt | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ArchiveSessionRequest(Wire, kw_only=True):
@@ -956,7 +960,7 @@ class ArchiveSessionRequest(Wire, kw_only=True):
     """
 
     session_id: SessionId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class UnarchiveSessionRequest(Wire, kw_only=True):
@@ -966,7 +970,7 @@ class UnarchiveSessionRequest(Wire, kw_only=True):
     """
 
     session_id: SessionId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SessionStatusRequest(Wire, kw_only=True):
@@ -976,7 +980,7 @@ class SessionStatusRequest(Wire, kw_only=True):
     """
 
     session_id: SessionId
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class SetSessionTitleRequest(Wire, kw_only=True):
@@ -987,7 +991,7 @@ class SetSessionTitleRequest(Wire, kw_only=True):
 
     session_id: SessionId
     title: str
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ResumeSessionRequest(v1.ResumeSessionRequest, kw_only=True):
@@ -1007,7 +1011,7 @@ class MessageMcpResponseResult(Wire, kw_only=True):
     """
 
     result: Any
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class McpError(Wire, kw_only=True):
@@ -1028,7 +1032,7 @@ class MessageMcpResponseError(Wire, kw_only=True):
     """
 
     error: McpError
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 if TYPE_CHECKING:
@@ -1051,8 +1055,8 @@ class MessageMcpNotification(Wire, kw_only=True):
     server_id: McpServerAcpId
     request_id: McpRequestId
     method: str
-    params: dict[str, Any] | None | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    params: _Metadata = UNSET
+    meta: _Metadata = _METADATA
 
 
 class ProxyRequest(Wire, kw_only=True):
@@ -1081,7 +1085,7 @@ class ProxySuccessorRequest(Wire, kw_only=True):
 
     method: str
     params: Any | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ProxyResponseResult(Wire, kw_only=True):
@@ -1130,7 +1134,7 @@ class ProxySuccessorNotification(Wire, kw_only=True):
 
     method: str
     params: Any | UnsetType = UNSET
-    meta: dict[str, Any] | None | UnsetType = field(name="_meta", default=UNSET)
+    meta: _Metadata = _METADATA
 
 
 class ProxyNotification(Wire, kw_only=True):
