@@ -297,9 +297,9 @@ def inherit_env(*names: str, **extra: str) -> dict[str, str]:
 
 #: Names of variables whose values are nobody else's business, and how short a value may be before
 #: replacing it would tear other words apart.
-_SECRET_NAME = re.compile(
-    r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASS|PASSWORD|PASSWD|PAT|CREDENTIALS?)(?:_|$)",
-    re.IGNORECASE,
+# Compiled (and then kept by `re`) for the first text that is shown: most programs show none.
+_PRIVATE_NAME = (
+    r"(?i)(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASS|PASSWORD|PASSWD|PAT|CREDENTIALS?)(?:_|$)"
 )
 _SECRET_LENGTH = 8
 
@@ -314,7 +314,7 @@ def redact(text: str, env: Mapping[str, str] | None) -> str:
     secrets = [
         (value, name)
         for name, value in (os.environ if env is None else env).items()
-        if len(value) >= _SECRET_LENGTH and _SECRET_NAME.search(name)
+        if len(value) >= _SECRET_LENGTH and re.search(_PRIVATE_NAME, name)
     ]
     for value, name in sorted(secrets, key=lambda secret: -len(secret[0])):
         text = text.replace(value, f"[{name}]")
