@@ -8,14 +8,26 @@ import inspect
 import json
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 
 import antiphon
 
 SOURCE = Path(antiphon.__file__)
+
+
+#: Every module that has names for users.
+DOORS = [
+    "antiphon",
+    *("antiphon.content", "antiphon.login", "antiphon.sync"),
+    *(f"antiphon.{path.parent.name}" for path in sorted(SOURCE.parent.glob("*/__init__.py"))),
+    *("antiphon.schema.v1", "antiphon.schema.v1_unstable"),
+]
 
 
 def loaded_by(code: str) -> set[str]:
@@ -124,3 +136,25 @@ def test_everything_can_be_imported_at_once() -> None:
     exec("from antiphon import *", names)
 
     assert set(antiphon.__all__) - {"__version__"} <= set(names)
+
+
+def structs_of(door: str) -> list[type[Any]]:
+    """The structs and dataclasses among a door's public names."""
+    module = import_module(door)
+    named: list[Any] = [getattr(module, name) for name in module.__all__]
+    classes = [kind for kind in named if inspect.isclass(kind)]
+    return [kind for kind in classes if issubclass(kind, msgspec.Struct) or is_dataclass(kind)]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_what_the_members_of_a_struct_are_can_be_asked_at_run_time(door: str) -> None:
+    """By msgspec itself, and by whatever makes forms, settings or documents of a class."""
+    for kind in structs_of(door):
+        hints = get_type_hints(kind, include_extras=True)
+        assert inspect.signature(kind), kind  # of a struct it is made from them
+
+        if issubclass(kind, msgspec.Struct):
+            assert {*kind.__struct_fields__} <= {*hints}, kind
+            assert {f.name for f in msgspec.structs.fields(kind)} == {*kind.__struct_fields__}
+        else:
+            assert {field.name for field in fields(kind)} <= {*hints}, kind

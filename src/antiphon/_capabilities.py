@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # At run time, too: a struct's signature is made from its annotations.
-from collections.abc import Sequence  # noqa: TC003
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgspec

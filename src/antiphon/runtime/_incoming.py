@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,17 +25,14 @@ from antiphon._errors import (
     RequestCancelled,
     RequestError,
 )
-from antiphon.runtime._reply import DEFERRED_MARK, settled
+from antiphon.runtime._reply import DEFERRED_MARK, Obligation, settled
 from antiphon.runtime._telemetry import shown_id, shown_text
 from antiphon.schema import decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from antiphon.core import NotificationEvent, RequestEvent
     from antiphon.runtime._connection import Connection
     from antiphon.runtime._context import Context
-    from antiphon.runtime._reply import Obligation
     from antiphon.runtime._router import RequestRoute, Router
 
 __all__ = ["InboundCall", "Incoming"]

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from antiphon._errors import ENDING
+from antiphon.runtime._context import Context
 from antiphon.runtime._telemetry import shown_text
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from antiphon.runtime._connection import Connection
-    from antiphon.runtime._context import Context
 
 __all__ = ["Notices"]
 

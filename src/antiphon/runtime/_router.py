@@ -5,17 +5,19 @@ Routers are built from the method table by `antiphon.sessions`; this module only
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from antiphon.runtime._incoming import InboundCall
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
     from typing import Protocol
 
     from antiphon._errors import ConnectionClosed
     from antiphon.runtime._context import Context
-    from antiphon.runtime._incoming import InboundCall
 else:
     Protocol = object  # for type checkers alone; a class of it takes five times as long to make
 

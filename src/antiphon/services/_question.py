@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 import msgspec
 
 from antiphon._errors import ENDING
-from antiphon.schema import v1  # noqa: TC001 - a signature is read when it is run
-from antiphon.services._call import Call  # noqa: TC001 - likewise
-from antiphon.services._context import Operation  # noqa: TC001 - likewise
-from antiphon.services._rules import Verdict  # noqa: TC001 - likewise
+from antiphon.schema import v1
+from antiphon.services._call import Call
+from antiphon.services._context import Operation
+from antiphon.services._rules import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

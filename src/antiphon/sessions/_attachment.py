@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from antiphon._errors import (
@@ -47,7 +48,7 @@ from antiphon.sessions._attach_frames import offset_of as offset_in
 from antiphon.sessions._own_turn import Copies, OwnTurn, Place, Told
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Iterable
 
     import msgspec
 
@@ -60,7 +61,7 @@ __all__ = ["Attachment", "Capability"]
 log = logging.getLogger("antiphon.session")
 
 #: What permits to attach: a token, or what gives one for a session each time it is asked.
-Capability: TypeAlias = "str | Callable[[str], str | Awaitable[str | None] | None] | None"
+Capability: TypeAlias = str | Callable[[str], str | Awaitable[str | None] | None] | None
 
 #: How often in a row a session is attached again without that anything new comes, and the first pause
 #: between two of them, in seconds; each is twice as long as the one before.

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from antiphon._errors import ConnectionClosed
+from antiphon.sessions._attachment import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from antiphon.runtime import Connection
-    from antiphon.sessions._attachment import Capability
     from antiphon.sessions._session import Session
 
 __all__ = ["Reattach", "Relink"]

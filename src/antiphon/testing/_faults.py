@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from itertools import cycle, repeat
 from random import Random
@@ -18,7 +19,7 @@ from antiphon import ConnectionClosed, Limits
 from antiphon.core import LineFramer, join_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
+    from collections.abc import Iterator
 
     from antiphon.transports import Receiver
 

@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from antiphon.transports._address import TcpAddress, UnixAddress
+from antiphon.transports._address import Address, TcpAddress, UnixAddress
 from antiphon.transports._socket import resolve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from antiphon.transports._address import Address
 
 __all__ = ["Listener", "Listening", "check_reach", "listen_tcp", "listen_unix"]
 
