@@ -516,9 +516,9 @@ async def test_a_fixed_policy_decides_at_once_what_its_handler_would(
         session_id="s", options=offered, tool_call=v1.ToolCallUpdate(tool_call_id="t")
     )
 
-    assert client.decide_at_once(params) == await client.request_permission(
-        params, cast("Any", None)
-    )
+    decide = client.decider()
+    assert decide is not None
+    assert decide(params) == await client.request_permission(params, cast("Any", None))
 
 
 class Own(Client):
@@ -553,16 +553,15 @@ def _changed() -> Client:
 @pytest.mark.parametrize("make", [Own, Served, Lent, _changed])
 async def test_what_is_served_decides_and_no_policy_in_its_place(make: Any) -> None:
     client = make() if make is _changed else make(permissions="allow")
-    params: Any = None
-
-    assert client.decide_at_once(params) is None
+    assert client.decider() is None
     assert await decided(client, *USUAL) == selected("never")
 
 
 def test_a_policy_that_is_a_function_is_always_asked() -> None:
-    params: Any = None
+    decide, params = Client(permissions=lambda _p, _c: True).decider(), cast("Any", None)
 
-    assert Client(permissions=lambda _p, _c: True).decide_at_once(params) is None
+    assert decide is not None
+    assert decide(params) is None
 
 
 @given(st.sampled_from(["allow", "deny"]), st.lists(_OFFERED, min_size=1, max_size=3))

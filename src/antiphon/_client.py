@@ -141,19 +141,29 @@ class Client(ClientHandlers):
 
     # -------------------------------------------------------------- for the runtime
 
-    def decide_at_once(
+    def decider(
+        self,
+    ) -> (
+        Callable[[v1_unstable.RequestPermissionRequest], v1.RequestPermissionResponse | None] | None
+    ):
+        """What may decide in place of `request_permission`; None where something else is served for it.
+
+        A subclass, an instance or `find_handler` may have put another there. Asked where the handler is
+        looked for, which is once on a connection.
+        """
+        handler = self.find_handler("request_permission")
+        own = (
+            getattr(handler, "__func__", None) is Client.request_permission
+            and getattr(handler, "__self__", None) is self
+        )
+        return self._decide_at_once if own else None
+
+    def _decide_at_once(
         self, params: v1_unstable.RequestPermissionRequest
     ) -> v1.RequestPermissionResponse | None:
         """What `request_permission` answers where that is always the same; None where it has to run."""
         permissions = self.permissions
         if callable(permissions):
-            return None
-        # Of what is served: a subclass, an instance or `find_handler` may have put another in its place.
-        handler = self.find_handler("request_permission")
-        if (
-            getattr(handler, "__func__", None) is not Client.request_permission
-            or getattr(handler, "__self__", None) is not self
-        ):
             return None
         option_id = _choose(permissions == "allow", params.options)
         # The same object for the same option, which need not be written twice.

@@ -465,6 +465,58 @@ def test_updates_of_one_session_are_taken_together_up_to_the_first_that_is_none(
     ]
 
 
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                b'"method":"session/update"',
+                b'"method":"session/request_permission"',
+                b'"method":7',
+                b'"params":{"sessionId":"s","update":{"sessionUpdate":"plan"}}',
+                b'"params":{"sessionId":"s","options":[[[[[[]]]]]]}',
+                b'"params":null',
+                b'"params":"\\ud800"',
+                b'"id":1',
+                b'"id": "a"',
+                b'"id":null',
+                b'"id":1.5',
+                b'"id":{"a":[[[[[[[[]]]]]]]]}',
+                b'"result":{}',
+                b'"error":{"code":-1,"message":"no"}',
+                b'"jsonrpc":"1.0"',
+                b'"other":[}',
+            ]
+        ),
+        max_size=4,
+    ),
+    st.sampled_from([b'{"jsonrpc":"2.0",', b'{"jsonrpc": "2.0", ', b"{"]),
+    st.sampled_from([2, 6, 128]),
+)
+def test_what_shows_its_id_first_is_told_as_from_everywhere_else_in_a_frame(
+    members: list[bytes], begin: bytes, depth: int
+) -> None:
+    """The member it begins with decides which decoder looks first, and nothing else."""
+    frame = begin + b",".join(members) + b"}"
+
+    def told() -> Any:
+        made = with_calls("client", 2, json_depth=depth)
+        event: Any = made.receive_frame(frame)
+        parts = [getattr(event, name) for name in event.__struct_fields__]
+        if isinstance(event, UpdateEvent):
+            route: Any = event.params
+            parts[0] = route.sessionId, bytes(route.update)
+        return (
+            type(event),
+            [bytes(part) if isinstance(part, msgspec.Raw) else repr(part) for part in parts],
+            made.calls,
+        )
+
+    found = told()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_protocol, "_WITH_ID", b"no frame begins like this")
+        assert told() == found
+
+
 def test_only_what_is_no_frame_ends_a_look_ahead_with_a_type_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -577,6 +577,28 @@ async def test_a_question_is_shown_once_and_answered_in_one_way_whoever_decides(
             assert [update async for update in turn] == []
 
 
+async def test_what_decides_is_looked_for_once_and_decides_as_its_policy_is_then() -> None:
+    looked: list[str] = []
+
+    class Looking(Client):
+        def find_handler(self, name: str) -> Any:
+            looked.append(name)
+            return super().find_handler(name)
+
+    client = Looking(permissions="allow")
+    async with raw_agent(client) as (peer, raw):
+        await opened(peer, raw)
+        looked.clear()
+        found = [(await raw.ask("session/request_permission", ask("s1")))["result"]]
+        client.permissions = "deny"
+        found += [
+            (await raw.ask("session/request_permission", ask("s1")))["result"] for _ in range(2)
+        ]
+
+    assert found == [YES, CANCELLED, CANCELLED]
+    assert looked.count("request_permission") <= 2  # the handler, and what decides in its place
+
+
 async def test_an_open_question_holds_up_neither_files_nor_updates() -> None:
     """Quirk 16: an agent reads a file while its own question is unanswered."""
     dialog = Dialog()

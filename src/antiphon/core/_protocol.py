@@ -157,6 +157,8 @@ _check_json = msgspec.json.Decoder(Raw).decode
 _encode = msgspec.json.Encoder().encode
 
 _NULL: Final = b"null"
+#: How most write what has an id: a request or an answer, and no update.
+_WITH_ID: Final = b'{"jsonrpc":"2.0","id":'
 _VERSION: Final = b'"2.0"'
 #: A number, which is found in bytes ten times as fast as bytes are.
 _BACKSLASH: Final = ord("\\")
@@ -281,11 +283,13 @@ class Protocol:
     # ------------------------------------------------------------------ frames in
 
     def _receive_at_client(self, frame: bytes) -> Event:
-        """The client's fast path: one pass over an update or an answer, else a second one."""
+        """The client's fast path: one pass over an update, an answer or what shows its id, else a second one."""
         event: UpdateEvent
         if frame is self._ahead_frame:  # `updates_behind` has looked at it
             event = self._ahead
             self._ahead = self._ahead_frame = None  # it may be large
+        elif frame.startswith(_WITH_ID):
+            return self._receive_general(frame)
         else:
             try:
                 event = _decode_update(frame)

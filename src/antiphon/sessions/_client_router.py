@@ -109,8 +109,11 @@ class ClientRouter(SideRouter):
         super().__init__("client", peer, handlers)
         self._peer = peer
         self._observers = tuple(handlers.observers(peer))
-        #: Decides a permission request without asking anybody, or gives None; where there is such a thing.
-        self._decide: Callable[[Any], Any] | None = getattr(handlers, "decide_at_once", None)
+        #: Finds what decides a permission request without asking anybody, or gives None.
+        self._decider: Callable[[], Callable[[Any], Any] | None] | None = getattr(
+            handlers, "decider", None
+        )
+        self._decide: Callable[[Any], Any] | None = None  # that, once there is a route for them
         self._decision: Any = None  # the last such decision, and its answer
         self._answer = b""
         self._inboxes: dict[str, Inbox] = {}
@@ -253,6 +256,7 @@ class ClientRouter(SideRouter):
         match method:
             case "session/request_permission":
                 ask = self._question_handler(invoke)
+                self._decide = None if self._decider is None else self._decider()
                 at_once = partial(self._permission_received, encode)
                 return RequestRoute(decode, ask, encode, self._accept_permission, at_once=at_once)
             case "elicitation/create":
