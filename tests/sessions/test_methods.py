@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon import LocalProtocolError, RemoteProtocolError
@@ -198,3 +199,20 @@ def test_the_table_has_every_stable_method_of_both_directions() -> None:
         "elicitation/complete",
         "$/cancel_request",
     }
+
+
+def test_none_is_a_result_exactly_where_no_member_is_required() -> None:
+    rows = [row for row in v1_unstable.METHODS if row.kind == "request" and row.result is not Any]
+    empty: dict[str, bool] = {}
+    for row in rows:
+        kind: Any = row.result
+        empty[row.name] = isinstance(kind, msgspec.StructMeta) and not any(
+            field.required
+            for field in msgspec.structs.fields(kind)  # type: ignore[arg-type]
+        )
+        if empty[row.name]:
+            assert encode_result_of(row)(None) == b"{}"
+        else:
+            with pytest.raises(TypeError, match="NoneType"):
+                encode_result_of(row)(None)
+    assert set(empty.values()) == {True, False}

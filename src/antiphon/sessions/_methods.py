@@ -172,10 +172,11 @@ def encode_result_of(row: Method) -> Callable[[Any], bytes]:
 
 
 def _required_members(result: Any) -> bool:
-    try:
-        return any(field.required for field in msgspec.structs.fields(result))
-    except TypeError:  # a union: every variant has its tag
+    if not isinstance(result, msgspec.StructMeta):  # a union: every variant has its tag
         return True
+    # Not `msgspec.structs.fields`, which resolves the types of all members.
+    defaults = result.__struct_defaults__
+    return len(defaults) < len(result.__struct_fields__) or msgspec.NODEFAULT in defaults
 
 
 def tag_of(value: Any) -> str:
