@@ -543,6 +543,7 @@ async def test_every_window_is_the_exact_slice(root: Path, end: str) -> None:
 
 
 @pytest.mark.covers("FF-44")
+@pytest.mark.bound(120)
 async def test_windows_of_two_gibibytes_take_little_memory(root: Path) -> None:
     with (root / "f").open("wb") as file:
         file.write("first\r\nzweite Zeile: é\n".encode())
@@ -610,6 +611,7 @@ async def test_a_file_that_grows_or_shrinks_while_it_is_read_gives_what_was_ther
 
 
 @pytest.mark.covers("FF-44")
+@pytest.mark.bound(120)
 async def test_many_windows_far_into_huge_files_delay_no_other_read(root: Path) -> None:
     with (root / "huge").open("wb") as file:
         file.truncate(1 << 40)

@@ -211,7 +211,7 @@ async def test_cancelling_the_turn_answers_its_forms_with_cancel_once() -> None:
             prompt = await raw.wait("session/prompt")
             raw.send(raw.request(5, "elicitation/create", {"sessionId": "s", **FORM}))
             await asyncio.wait_for(dialog.open.wait(), 5)
-            await session.cancel(backstop=0)
+            await session.cancel(backstop=None)
             assert (await raw.answer_to(5))["result"] == CANCEL
             await asyncio.wait_for(dialog.ended.wait(), 5)
             # One that comes while the turn is being stopped is not shown at all.

@@ -75,7 +75,7 @@ def number(update: Update) -> int:
     return int(update.text.rstrip("."))
 
 
-@pytest.mark.bound(60)
+@pytest.mark.bound(120)
 @pytest.mark.covers("FF-20")
 async def test_a_hundred_thousand_updates_through_a_handler_that_awaits_need_little_memory(
     tmp_path: Path,
