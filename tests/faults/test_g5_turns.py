@@ -599,11 +599,15 @@ async def test_every_way_out_of_a_handler_is_an_answer(wire: str) -> None:
 
 @pytest.mark.covers("FF-29")
 def test_the_command_has_an_exit_code_for_a_turn_that_does_not_settle() -> None:
-    begin = time.monotonic()
-    ran = antiphon("prompt", "--agent", odd("deaf"), "--timeout", "0.5", "go")
+    # On a busy machine the start itself may need nearly all of that; then the limit is another.
+    for limit in ("0.5", "2.5", "7.5"):
+        ran = antiphon("prompt", "--agent", odd("deaf"), "--timeout", limit, "go")
+        if "initialize" not in ran.err:
+            break
+
     assert ran.code not in (0, 1)
-    assert "0.5" in ran.err
-    assert time.monotonic() - begin < 15
+    assert limit in ran.err
+    assert ran.seconds < 15
 
 
 @pytest.mark.covers("FF-25")
