@@ -12,18 +12,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from antiphon import _loops
+from antiphon import _loops, _workers
 from antiphon._loops import bounded_runner
 from antiphon._workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from tests.async_tests import LoopFactory
+
+    Work = Callable[[Callable[[], Any]], asyncio.Future[Any]]
 
 
 # ------------------------------------------------------------------ the loop
@@ -199,6 +202,91 @@ def test_an_executor_of_a_user_is_used_for_what_it_is_given(loop_factory: LoopFa
 
     with bounded_runner(loop_factory) as runner:
         assert runner.run(main()) == ["named_0", "named_0", "default_0"]
+
+
+def _by_position(loop: asyncio.AbstractEventLoop) -> Work:
+    return lambda work: loop.run_in_executor(None, work)
+
+
+def _by_name(loop: asyncio.AbstractEventLoop) -> Work:
+    return lambda work: loop.run_in_executor(executor=None, func=work)
+
+
+def _found_once(loop: asyncio.AbstractEventLoop) -> Work:
+    return partial(loop.run_in_executor, None)
+
+
+def _wrapped(loop: asyncio.AbstractEventLoop) -> Work:
+    own = loop.run_in_executor
+
+    def traced(executor: Any, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        seen.append(work)
+        return own(executor, work)
+
+    seen: list[Any] = []
+    loop.run_in_executor = traced  # type: ignore[method-assign, assignment]
+
+    def give(work: Callable[[], Any]) -> asyncio.Future[Any]:
+        future = loop.run_in_executor(None, work)
+        assert seen.pop() is work  # who has put something over it still sees each
+        return future
+
+    return give
+
+
+def _from_threads(loop: asyncio.AbstractEventLoop) -> Work:
+    def give(work: Callable[[], Any]) -> asyncio.Future[Any]:
+        def run() -> None:
+            together.wait(10)
+            futures.append(loop.run_in_executor(None, work))
+
+        futures: list[asyncio.Future[Any]] = []
+        together = threading.Barrier(4)
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        return asyncio.ensure_future(_last(futures))
+
+    return give
+
+
+async def _last(futures: list[asyncio.Future[Any]]) -> Any:
+    return [await future for future in futures][-1]
+
+
+@pytest.mark.parametrize("way", [_by_position, _by_name, _found_once, _wrapped, _from_threads])
+@pytest.mark.parametrize("default", ["none", "refused", "theirs"])
+def test_however_work_is_given_there_is_one_crew_for_it(
+    way: Callable[[asyncio.AbstractEventLoop], Work],
+    default: str,
+    loop_factory: LoopFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counted(Workers):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    made: list[Workers] = []
+    monkeypatch.setattr(_workers, "Workers", Counted)
+
+    async def main() -> set[str]:
+        loop = asyncio.get_running_loop()
+        give = way(loop)
+        if default == "theirs":
+            loop.set_default_executor(executor=ThreadPoolExecutor(1, "theirs"))
+        elif default == "refused" and isinstance(loop, asyncio.BaseEventLoop):
+            with pytest.raises(TypeError):
+                loop.set_default_executor("none")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        return {(await give(threading.current_thread)).name for _ in range(3)}
+
+    with bounded_runner(loop_factory) as runner:
+        names = runner.run(main())
+    assert names == ({"theirs_0"} if default == "theirs" else {"antiphon worker"})
+    assert len(made) == (default != "theirs")
+    assert not any(thread.is_alive() for workers in made for thread in workers._crew)
 
 
 def test_a_loop_that_takes_no_attributes_has_workers_at_once() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -82,44 +83,58 @@ def _run_within(loop: asyncio.AbstractEventLoop, tasks: Iterable[asyncio.Task[An
 class _Employment:
     """Gives a loop its workers when it is first given work for its default executor.
 
-    No start of an agent waits for `concurrent.futures.thread`, then. A loop that takes no attributes,
-    as those of uvloop, has workers at once.
+    No start of an agent waits for `concurrent.futures.thread`, then. A loop that takes no attributes
+    has workers at once.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._workers: Workers | None = None
+        self._guard = threading.RLock()  # a signal may come in between
+        self._due = True  # nobody has given the loop an executor yet
+        # What stands in for the loop's own methods until then.
+        self._doors: dict[str, Callable[..., Any]] = {
+            "run_in_executor": self._run_in_executor,
+            "set_default_executor": self._set_default_executor,
+        }
         try:
-            vars(loop).update(
-                run_in_executor=self._run_in_executor, set_default_executor=self._replace
-            )
+            vars(loop).update(self._doors)
         except TypeError:
             self._employ()
 
     def _run_in_executor(
-        self, executor: Any, function: Callable[..., Any], *args: Any
+        self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
         if executor is None:
-            self._withdraw()
             self._employ()
-        return type(self._loop).run_in_executor(self._loop, executor, function, *args)
+        return type(self._loop).run_in_executor(self._loop, executor, func, *args)
 
-    def _replace(self, executor: Any) -> None:
-        self._withdraw()
-        self._loop.set_default_executor(executor)
+    def _set_default_executor(self, executor: Any) -> None:
+        with self._guard:
+            type(self._loop).set_default_executor(self._loop, executor)  # it may refuse that one
+            self._withdraw()
 
     def _employ(self) -> None:
-        from antiphon._workers import Workers
+        # Whoever has kept one of the methods from before comes here again, from any thread.
+        with self._guard:
+            if not self._due:
+                return
+            from antiphon._workers import Workers
 
-        self._workers = Workers()
-        self._loop.set_default_executor(self._workers)
+            self._workers = Workers()
+            type(self._loop).set_default_executor(self._loop, self._workers)
+            self._withdraw()
 
     def _withdraw(self) -> None:
-        for name in ("run_in_executor", "set_default_executor"):
-            vars(self._loop).pop(name, None)
+        self._due = False
+        for name, door in self._doors.items():
+            # What somebody else has put over it stays.
+            if getattr(self._loop, name) == door:
+                delattr(self._loop, name)
 
     def end(self) -> Workers | None:
         """The workers, if there are any; there will be none after this."""
-        if self._workers is None:
-            self._withdraw()
+        with self._guard:
+            if self._due:
+                self._withdraw()
         return self._workers
