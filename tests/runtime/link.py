@@ -136,9 +136,12 @@ class PlainSide:
         encode: Callable[[Any], bytes] = encode_checked,
         accept: Callable[[Any, Any], Any] | None = None,
         begin: Callable[[Any, Any, InboundCall], Any] | None = None,
+        conclude: Callable[[Any, Any, BaseException | None], Any] | None = None,
     ) -> None:
         """Serve a request."""
-        self._requests[method] = RequestRoute(decode, handler, encode, accept, begin=begin)
+        self._requests[method] = RequestRoute(
+            decode, handler, encode, accept, begin=begin, conclude=conclude
+        )
 
     def hear(
         self,

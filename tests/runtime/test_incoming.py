@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -318,6 +319,105 @@ async def test_deferring_without_a_context_is_a_fault_of_the_handler() -> None:
         link.peer.call(1, "x/y")
 
         assert (await link.peer.answer_to(1))["error"]["code"] == -32603
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_who_concludes_is_told_how_the_handler_ended_and_says_what_is_answered(
+    *, waits: bool
+) -> None:
+    told: list[Any] = []
+    fault = RuntimeError("a secret")
+
+    async def handle(params: Any, context: Any) -> Any:
+        if params["n"] == 2:
+            raise fault
+        return params["n"]
+
+    async def later(value: Any) -> Any:
+        await turns()
+        if value == "raise":
+            raise InvalidParams({"why": "concluded"})
+        return value
+
+    def conclude(params: Any, value: Any, error: BaseException | None) -> Any:
+        told.append((params["n"], value, error))
+        if params["n"] == 3:
+            if waits:
+                return later("raise")
+            raise InvalidParams({"why": "concluded"})
+        return later([value]) if waits else [value]
+
+    async with linked() as link:
+        link.side.serve("x/y", handle, conclude=conclude)
+        for number in (1, 2, 3):
+            link.peer.call(number, "x/y", {"n": number})
+
+        assert (await link.peer.answer_to(1))["result"] == [1]
+        assert (await link.peer.answer_to(2))["result"] == [None]
+        assert (await link.peer.answer_to(3))["error"]["data"] == {"why": "concluded"}
+        assert told == [(1, 1, None), (2, None, fault), (3, 3, None)]
+        assert not link.connection.tasks
+        assert not link.connection.protocol.requests
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_who_concludes_may_let_a_cancellation_pass(*, waits: bool) -> None:
+    gate = Gate()
+
+    async def later(error: BaseException) -> Any:
+        raise error
+
+    def conclude(params: Any, value: Any, error: BaseException | None) -> Any:
+        assert isinstance(error, asyncio.CancelledError)
+        if waits:
+            return later(error)
+        raise error
+
+    async with linked() as link:
+        link.side.serve("x/y", gate, conclude=conclude)
+        link.peer.call(1, "x/y")
+        await gate.entered()
+        link.peer.tell("$/cancel_request", {"requestId": 1})
+
+        assert (await link.peer.answer_to(1))["error"]["code"] == -32800
+        assert not link.connection.tasks
+
+
+async def test_what_is_kept_of_a_request_is_no_business_of_the_collector() -> None:
+    """A thousand prompts may be handled at once: each object more is looked at again and again."""
+    gate = Gate()
+    calls: list[InboundCall] = []
+
+    def begin(params: Any, raw: Any, call: InboundCall) -> Any:
+        calls.append(call)
+        return params
+
+    async with linked() as link:
+        link.side.serve("x/y", gate, begin=begin)
+        link.peer.call("an id", "x/y", {"n": 1})
+        await gate.entered()
+
+        (call,) = calls
+        assert not gc.is_tracked(call)
+        gate.open()
+        await link.peer.answer_to("an id")
+
+
+async def test_the_task_of_a_request_has_the_name_of_its_method() -> None:
+    names: list[str] = []
+
+    async def handle(params: Any, context: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        names.append(task.get_name())
+        return {}
+
+    async with linked() as link:
+        link.side.serve("x/y", handle)
+        link.peer.call(1, "x/y")
+        await link.peer.answer_to(1)
+
+        assert names == ["x/y"]
 
 
 async def test_what_acceptance_has_answered_runs_no_handler_and_counts_no_more() -> None:
@@ -1146,7 +1246,10 @@ async def test_who_was_answered_for_does_not_answer_the_next_request_of_that_id(
 
 
 async def test_a_handler_that_raises_what_ends_a_coroutine_is_answered_for() -> None:
+    tasks: list[asyncio.Task[Any] | None] = []
+
     async def odd(params: Any, context: Any) -> Any:
+        tasks.append(asyncio.current_task())
         raise GeneratorExit
 
     async with linked() as link:
@@ -1154,8 +1257,9 @@ async def test_a_handler_that_raises_what_ends_a_coroutine_is_answered_for() -> 
         link.peer.call(1, "x/y")
 
         assert (await link.peer.answer_to(1))["error"]["code"] == -32603
-        for task in link.connection.tasks:
-            assert isinstance(task.exception(), GeneratorExit)
+        (task,) = tasks
+        assert task is not None
+        assert isinstance(task.exception(), GeneratorExit)
 
 
 async def test_a_handler_that_is_told_that_the_peer_is_gone_has_not_crashed() -> None:

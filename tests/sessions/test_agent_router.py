@@ -27,7 +27,10 @@ from antiphon import (
     TurnOver,
     extension,
 )
+from antiphon.runtime import RequestRoute
 from antiphon.schema import v1, v1_unstable
+from antiphon.sessions import _client_peer
+from antiphon.sessions._agent_router import AgentRouter
 from antiphon.testing import RawPeer, raw_client, unshaken_client
 
 NEW: dict[str, Any] = {"cwd": "/work", "mcpServers": []}
@@ -2045,3 +2048,113 @@ async def test_in_any_order_of_prompts_cancels_and_closes_each_request_gets_one_
         for entry, position in positions.items():
             if "." in str(entry):
                 assert position < positions[f"prompt-{str(entry).split('.')[0]}"]
+
+
+# ------------------------------------------------------------------ a turn in a coroutine of its own
+
+
+class _Around(AgentRouter):
+    """Serves turns as a side does that has something to do around them: in a coroutine of its own."""
+
+    def _prompt_route(self, route: RequestRoute) -> RequestRoute:
+        plain = super()._prompt_route(route)
+
+        async def run(turn: Turn, _: None) -> Any:
+            return await self._run_turn(turn)
+
+        return RequestRoute(plain.decode, run, plain.encode, begin=plain.begin)
+
+
+class _Various(Agent):
+    """Its turns end in all the ways there are; a word each."""
+
+    def __init__(self) -> None:
+        self.waiting = asyncio.Event()
+
+    async def new_session(
+        self, params: v1_unstable.NewSessionRequest, ctx: AgentContext
+    ) -> v1.NewSessionResponse:
+        return v1.NewSessionResponse(session_id="s")
+
+    async def close_session(
+        self, params: v1_unstable.CloseSessionRequest, ctx: AgentContext
+    ) -> None:
+        """Nothing to do."""
+
+    async def prompt(self, turn: Turn) -> Any:
+        words = turn.text.split()
+        if "subtask" in words:
+            turn.start_soon(self._beside(turn))
+        if "say" in words:
+            await turn.say("said")
+        if "wait" in words:
+            self.waiting.set()
+            await turn.wait_cancelled()
+        if "deaf" in words:
+            self.waiting.set()
+            await asyncio.Event().wait()
+        if "fail" in words:
+            raise RuntimeError("a secret")
+        if "refuse" in words:
+            raise RequestError(-32001, "no", {"why": "so"})
+        if "interrupt" in words:
+            raise asyncio.CancelledError
+        if "refusal" in words:
+            return "refusal"
+        return 5 if "odd" in words else None
+
+    async def _beside(self, turn: Turn) -> None:
+        await asyncio.sleep(0)
+        if not turn.over:
+            await turn.say("said beside")
+
+
+WORDS = ["say", "subtask", "wait", "deaf", "fail", "refuse", "interrupt", "refusal", "odd"]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.sampled_from(WORDS), max_size=3, unique=True), min_size=1, max_size=4),
+    st.sampled_from(["session/cancel", "$/cancel_request", "session/close"]),
+    st.booleans(),
+)
+async def test_a_turn_runs_as_one_in_a_coroutine_of_its_own_does(
+    turns: list[list[str]],
+    how: str,
+    at_once: bool,
+) -> None:
+    told: list[list[Any]] = []
+    for router in (AgentRouter, _Around):
+        agent, events = _Various(), list[str]()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_client_peer, "AgentRouter", router)
+
+            def watch(event: TelemetryEvent, events: list[str] = events) -> None:
+                events.append(event.name)
+
+            async with raw_client(agent, limits=Limits(cancel_backstop=0), telemetry=watch) as raw:
+                session_id = await opened(raw)
+                for number, words in enumerate(turns):
+                    agent.waiting.clear()
+                    id_ = f"p{number}"
+                    stops = {
+                        "session/cancel": cancel(raw, session_id),
+                        "$/cancel_request": cancel_request(raw, id_),
+                        "session/close": raw.request(
+                            "c", "session/close", {"sessionId": session_id}
+                        ),
+                    }
+                    frames = [prompt(raw, id_, session_id, " ".join(words))]
+                    stopped = bool({"wait", "deaf"} & set(words))
+                    if stopped and at_once:
+                        frames.append(stops[how])
+                    raw.send(*frames)
+                    if stopped and not at_once:
+                        await asyncio.wait_for(agent.waiting.wait(), 5)
+                        raw.send(stops[how])
+                    await raw.answer_to(id_)
+                    if stopped and how == "session/close":
+                        break
+                await raw.round_trip()
+                told.append([*raw.frames, events])
+    assert told[0] == told[1]

@@ -156,6 +156,9 @@ _decode_any = msgspec.json.Decoder().decode
 _check_json = msgspec.json.Decoder(Raw).decode
 _encode = msgspec.json.Encoder().encode
 
+_OPENING: Final = b'{"jsonrpc":"2.0","id":'
+_METHOD: Final = b',"method":'
+_PARAMS: Final = b',"params":'
 _NULL: Final = b"null"
 #: How most write what has an id: a request or an answer, and no update.
 _WITH_ID: Final = b'{"jsonrpc":"2.0","id":'
@@ -344,6 +347,17 @@ class Protocol:
             return self._refuse_deep(frame)
         except msgspec.DecodeError:
             return self._receive_odd(frame)
+        method = envelope.method
+        if method is UNSET:
+            return self._classify_answer(envelope)
+        raw_id = envelope.id
+        if raw_id is not UNSET:
+            id_ = bytes(raw_id)
+            if id_.isdigit() and len(id_) < _DIGITS:  # as nearly all are
+                params = envelope.params
+                if params is UNSET or (len(params) == 4 and _is_null(params)):
+                    return RequestEvent(id_, method, None, frame)
+                return RequestEvent(id_, method, params, frame)
         return self._classify(envelope, frame)
 
     def _deep(self, frame: bytes) -> bool:
@@ -363,9 +377,7 @@ class Protocol:
         if raw_id is UNSET:
             return NotificationEvent(method, given, frame)
         id_ = bytes(raw_id)
-        if not (id_.isdigit() and len(id_) < _DIGITS) and not _legal_id(
-            id_
-        ):  # null included: settled as -32600 in DESIGN §10
+        if not _legal_id(id_):  # null included: settled as -32600 in DESIGN §10
             return self._refuse(-32600, "Invalid request", None, {"reason": "illegal id"})
         return RequestEvent(id_, method, given, frame)
 
@@ -534,7 +546,7 @@ class Protocol:
         key = id_ if _BACKSLASH not in id_ else _key(id_)
         if key not in self.requests:
             return None
-        frame = b"".join((b'{"jsonrpc":"2.0","id":', id_, b',"result":', body, b"}"))
+        frame = b"".join((_OPENING, id_, b',"result":', body, b"}"))
         if len(frame) > self.limits.frame_bytes:
             self._check(frame)
         del self.requests[key]
@@ -573,11 +585,13 @@ class Protocol:
         """
         self._last_id += 1
         id_ = b"%d" % self._last_id
-        if isinstance(params, msgspec.Struct):
+        if params is None:
+            frame = b"".join((_OPENING, id_, _METHOD, _name(method), b"}"))
+        # By class first: a struct's metaclass makes it slow to find that something is none.
+        elif type(params) is not bytes and isinstance(params, msgspec.Struct):
             frame = _request_frame(id_, method, params)
         else:
-            head = b'{"jsonrpc":"2.0","id":' + id_ + b',"method":' + _name(method)
-            frame = head + b"}" if params is None else b"".join((head, b',"params":', params, b"}"))
+            frame = b"".join((_OPENING, id_, _METHOD, _name(method), _PARAMS, params, b"}"))
         if len(frame) > self.limits.frame_bytes:
             self._check(frame)
         self.calls[id_] = call

@@ -42,8 +42,9 @@ class Deadlines:
         self._loop = loop
         self._time = loop.time
         self._expired = expired
-        #: By seconds given: calls and their deadlines, in order, with where they come from.
-        self._rows: dict[float, dict[OutboundCall, tuple[float, Context]]] = {}
+        #: By seconds given: calls in the order of their deadlines. Each holds its own, and where it comes
+        #: from: a tuple for each would be one more object that the collector looks at.
+        self._rows: dict[float, dict[OutboundCall, bool]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._at = inf  # what it is set for
 
@@ -53,7 +54,9 @@ class Deadlines:
         row = self._rows.get(seconds)
         if row is None:
             row = self._rows[seconds] = {}
-        row[call] = at, copy_context()
+        row[call] = True
+        call.due = at
+        call.asked_in = copy_context()
         call.patience = seconds
         if at < self._at:
             self._set(at)
@@ -62,8 +65,9 @@ class Deadlines:
         """Let a call wait no longer. Nothing where it does not wait."""
         seconds, call.patience = call.patience, None
         row = None if seconds is None else self._rows.get(seconds)
-        if row is None or seconds is None or row.pop(call, None) is None:
+        if row is None or seconds is None or not row.pop(call, False):
             return
+        del call.asked_in
         if not row and len(self._rows) > _EMPTY_ROWS:
             del self._rows[seconds]
 
@@ -84,11 +88,11 @@ class Deadlines:
         due: list[tuple[float, OutboundCall, float, Context]] = []
         following = inf
         for seconds, row in self._rows.items():
-            for call, (at, context) in row.items():
-                if at > now:
-                    following = min(following, at)
+            for call in row:
+                if call.due > now:
+                    following = min(following, call.due)
                     break
-                due.append((at, call, seconds, context))
+                due.append((call.due, call, seconds, call.asked_in))
         self._timer = None
         self._set(following)
         for _, call, seconds, context in sorted(due, key=_when):

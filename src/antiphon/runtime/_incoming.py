@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -39,6 +40,8 @@ __all__ = ["InboundCall", "Incoming"]
 
 log = logging.getLogger("antiphon.connection")
 
+_COROUTINE: Final[Any] = CoroutineType
+
 
 class InboundCall(msgspec.Struct, eq=False):
     """A request of the peer that is being handled.
@@ -65,7 +68,6 @@ class InboundCall(msgspec.Struct, eq=False):
     withdrawn: bool = False
     #: Set from `ctx.defer()` until the reply.
     deferred: Obligation | None = None
-    task: asyncio.Task[None] | None = None
     #: What is to follow its answer, if anything.
     after: list[Callable[[], object]] | None = None
 
@@ -82,6 +84,9 @@ class Incoming:
         self._send = connection.send
         #: Frames of the requests that are being handled: what they hold, their handlers may hold.
         self._bytes = 0
+        #: The tasks that handle them. Not in the calls: one that holds nothing that could be part of a
+        #: cycle is no business of the collector's.
+        self.tasks: dict[InboundCall, asyncio.Task[None]] = {}
         #: The handshake being handled: what arrives meanwhile waits here, in order.
         self.held: list[tuple[RequestEvent | NotificationEvent, int]] | None = None
 
@@ -162,8 +167,7 @@ class Incoming:
         # No callback that forgets it at its end, as `create_task` has: `_serve` does.
         call.size = size
         self._bytes += size
-        call.task = task = connection.new_task(self._serve(call, route, params, context))
-        connection.tasks.add(task)
+        self.tasks[call] = connection.new_task(self._serve(call, route, params, context), method)
 
     def _busy(self, call: InboundCall, name: str) -> InternalError:
         """What is said where there is no room: too much at once, or answers that nobody takes."""
@@ -199,7 +203,17 @@ class Incoming:
                 writer = self._writer
                 if writer.paused and route.accept is None and route.begin is None and writer.full:
                     raise self._busy(call, "unsent_bytes")  # noqa: TRY301
-                value = await route.invoke(params, context)
+                if route.conclude is None:
+                    value = await route.invoke(params, context)
+                else:
+                    try:
+                        value = await route.invoke(params, context)
+                    except BaseException as error:  # noqa: BLE001  (it is told)
+                        value = route.conclude(params, None, error)
+                    else:
+                        value = route.conclude(params, value, None)
+                    if value.__class__ is _COROUTINE:
+                        value = await value
                 if value is DEFERRED_MARK or call.deferred is not None:
                     value = await settled(value, call)
                 if not call.answered:
@@ -213,7 +227,7 @@ class Incoming:
                 self._answer_error(call, RequestCancelled())
             except ENDING as error:  # the programme ends, but the peer knows why
                 # With the coroutine of a task that is gone there is nobody left to answer.
-                if asyncio.current_task(self._connection.loop) is call.task:
+                if asyncio.current_task(self._connection.loop) is self.tasks.get(call):
                     self._answer_error(call, error)
                     self._writer.flush()
                 raise
@@ -223,8 +237,7 @@ class Incoming:
             self._bytes -= call.size
             if call.deferred is not None:
                 call.deferred.release()
-            if call.task is not None:
-                self._connection.tasks.discard(call.task)
+            self.tasks.pop(call, None)
             if call.method == "initialize":
                 self._handshake_handled(succeeded=succeeded)
         if succeeded:
@@ -244,9 +257,14 @@ class Incoming:
             return False
         call.answered = True
         self._send(frame)
-        if stop and call.started and call.task is not None:
-            call.task.cancel()
+        if stop and call.started:
+            self._stop(call)
         return True
+
+    def _stop(self, call: InboundCall) -> None:
+        task = self.tasks.get(call)
+        if task is not None:
+            task.cancel()
 
     def _answer_error(self, call: InboundCall, error: BaseException) -> None:
         """Answer with an error; only a `RequestError` says anything about itself to the peer."""
@@ -297,8 +315,8 @@ class Incoming:
             return
         if deferred is not None and deferred.cancel():
             return
-        if call.started and call.task is not None:
-            call.task.cancel()
+        if call.started:
+            self._stop(call)
         else:
             call.withdrawn = True
 

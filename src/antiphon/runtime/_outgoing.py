@@ -23,6 +23,7 @@ from antiphon.runtime._telemetry import shown_id, shown_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextvars import Context
 
     import msgspec
 
@@ -43,11 +44,15 @@ class OutboundCall:
         method: wire name.
         blocking: whether somebody may be waiting for exactly this answer. While such a call is open,
             reading goes on past a spent budget (DESIGN §4.5). False for an open turn.
-        patience: the seconds after which it times out, None once it does not.
+        patience: the seconds after which it times out, None once it does not; while it does, `due` is when
+            by the loop's clock, and `asked_in` the context that is told of it.
         way: what its frames are sent with, None for the connection's own `send`.
     """
 
-    __slots__ = ("blocking", "id", "method", "patience", "way")
+    __slots__ = ("asked_in", "blocking", "due", "id", "method", "patience", "way")
+
+    due: float
+    asked_in: Context
 
     def __init__(self, method: str, *, blocking: bool = True) -> None:
         self.method = method

@@ -38,6 +38,10 @@ class RequestRoute(msgspec.Struct, frozen=True):
 
     `begin`, where given, is called in place of `accept` for a method whose handler takes no context:
     with the parameters, their raw text and the call. `invoke` is then given None for a context.
+
+    `conclude`, where given, is told how `invoke` ended: the parameters, what it has returned, and what it
+    has raised or None. Its value is answered, or what it raises; where that takes waiting it returns a
+    coroutine. What a side does around each handler needs none of its own that way.
     """
 
     decode: Callable[[Any], Any]
@@ -47,6 +51,7 @@ class RequestRoute(msgspec.Struct, frozen=True):
     withdraw: Callable[[Any], None] | None = None
     at_once: Callable[[Any, InboundCall], bool] | None = None
     begin: Callable[[Any, Any, InboundCall], Any] | None = None
+    conclude: Callable[[Any, Any, BaseException | None], Any] | None = None
 
 
 class NoticeRoute(msgspec.Struct, frozen=True):

@@ -39,11 +39,12 @@ from antiphon.sessions._turn import Turn
 from antiphon.sessions._turn_states import Effect, Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import Protocol
 
     from antiphon.sessions._agent_session import AgentSession
     from antiphon.sessions._client_peer import ClientPeer
+    from antiphon.sessions._turn_states import Step
 else:
     Protocol = object  # for type checkers alone; a class of it takes five times as long to make
 
@@ -397,14 +398,20 @@ class AgentRouter(SideRouter):
             return _ENDED_RAW if response is _ENDED else encode(response)
 
         return RequestRoute(
-            route.decode, self._run_turn, encode_response, begin=self._accept_prompt
+            route.decode,
+            self._begin_turn,
+            encode_response,
+            begin=self._accept_prompt,
+            conclude=self._conclude_turn,
         )
 
     def _accept_prompt(
         self, params: v1_unstable.PromptRequest, raw: Any, call: InboundCall
     ) -> Turn:
         """In the reader: a cancel right behind the prompt must find the turn (field fault 25)."""
-        session = self._peer.session_of(params.session_id)
+        session = self._peer.sessions.get(params.session_id)
+        if session is None:
+            session = self._peer.session_of(params.session_id)  # raises
         for block in params.prompt:
             if block.__class__ is not _TEXT:  # which every agent takes
                 missing = missing_capability(params.prompt, self._offered)
@@ -418,32 +425,61 @@ class AgentRouter(SideRouter):
             session.carry_out(step.duties, turn)
         return turn
 
-    async def _run_turn(self, turn: Turn, _: None) -> v1.PromptResponse:
-        """Run the handler and wait for the subtasks; the response is sent in the same step as it ends."""
+    def _begin_turn(self, turn: Turn, _: None = None) -> Awaitable[Any]:
+        """In the turn's task: call the handler, unless the turn is over."""
+        # A step that asks nothing of the session.
+        if _RUN in turn.session.states.fire(_BEGIN, turn).effects:
+            return self._agent.prompt(turn)
+        return _nothing()
+
+    def _conclude_turn(self, turn: Turn, result: Any, error: BaseException | None) -> Any:
+        """The handler has ended: answer in the same step, or wait for the subtasks first."""
         session = turn.session
-        states = session.states  # what a step asks of the session is looked at here
         try:
-            if _RUN in states.fire(_BEGIN, turn).effects:
-                try:
-                    result = await self._agent.prompt(turn)
-                except asyncio.CancelledError:
-                    if _KEEP not in session.fire(Event.INTERRUPTED, turn):
-                        raise
-                except ENDING:
-                    raise
-                except BaseException as error:  # noqa: BLE001  (answered at the connection's boundary)
-                    self._handler_failed(turn, error)
-                else:
-                    if _KEEP in states.fire(_RESULT, turn).effects:
-                        turn.result = result
+            if error is None:
+                if _KEEP in session.states.fire(_RESULT, turn).effects:
+                    turn.result = result
+            elif isinstance(error, asyncio.CancelledError):
+                if _KEEP not in session.fire(Event.INTERRUPTED, turn):
+                    raise error  # noqa: TRY301  (aborted as by any other)
+            elif isinstance(error, ENDING):
+                raise error  # noqa: TRY301
+            else:
+                self._handler_failed(turn, error)
             if turn.subtasks:
-                await turn.finish()
-            step = states.fire(_DRAINED, turn)
+                return self._finish_turn(turn)
+            step = session.states.fire(_DRAINED, turn)
             if step.duties:
                 session.carry_out(step.duties, turn)
         except BaseException:
             session.fire(Event.ABORTED, turn)
             raise
+        return self._answer_of(turn, step)
+
+    async def _finish_turn(self, turn: Turn) -> v1.PromptResponse:
+        """Wait for the subtasks; the response is sent in the same step as they end."""
+        session = turn.session
+        try:
+            await turn.finish()
+            step = session.states.fire(_DRAINED, turn)
+            session.carry_out(step.duties, turn)
+        except BaseException:
+            session.fire(Event.ABORTED, turn)
+            raise
+        return self._answer_of(turn, step)
+
+    async def _run_turn(self, turn: Turn) -> v1.PromptResponse:
+        """A turn from its begin to its response, for who does something around it."""
+        try:
+            result = await self._begin_turn(turn)
+        except BaseException as error:  # noqa: BLE001  (it is told)
+            response: Any = self._conclude_turn(turn, None, error)
+        else:
+            response = self._conclude_turn(turn, result, None)
+        return response if isinstance(response, v1.PromptResponse) else await response
+
+    def _answer_of(self, turn: Turn, step: Step) -> v1.PromptResponse:
+        """What a turn is answered with that has come to its end; raises what its handler has."""
         failure, turn.failure = turn.failure, None  # it holds the frames that hold the turn
         if _ANSWER not in step.effects:
             return cancelled_response(turn)
@@ -488,6 +524,10 @@ _ENDED_RAW = encode_checked(_ENDED)
 
 #: One that the protocol does not know has to be returned as a `PromptResponse`.
 _STOP_REASONS = frozenset(("end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"))
+
+
+async def _nothing() -> None:
+    """In the place of a handler that is not to be called."""
 
 
 class _OldCapabilities(msgspec.Struct, rename="camel"):

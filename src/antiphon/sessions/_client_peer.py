@@ -125,7 +125,7 @@ class ClientPeer(Peer, ClientCalls):
         """The same where it is known already whether the session has a journal."""
         known = self._known.get(params.__class__) or self._find(params)
         connection = self.connection
-        call = FutureCall(known.name, connection.loop.create_future())
+        call = FutureCall(known.name, connection.create_future())
         connection.open_call(
             call,
             encode_checked(params),
@@ -148,15 +148,15 @@ class ClientPeer(Peer, ClientCalls):
         session = self.sessions.get(getattr(params, "session_id", ""))
         return None if session is None else session.durable
 
-    def result_of(self, params: Any, raw: Any) -> Any:
-        """The typed result of a request with these parameters."""
-        known = self._known.get(params.__class__)
+    def result_of(self, kind: type[Any], raw: Any) -> Any:
+        """The typed result of a request with parameters of this class."""
+        known = self._known.get(kind)
         if known is not None:
             try:
                 return known.read(raw)
             except (msgspec.DecodeError, RecursionError):
                 pass  # to be looked at
-        row = table().row_of(params, "request", "client")
+        row = table().row_of_class(kind, "request", "client")
         return read_result(row.name, row.result, raw)
 
     async def ask(self, params: Any, timeout: float | None | UnsetType = UNSET) -> Any:
@@ -170,7 +170,7 @@ class ClientPeer(Peer, ClientCalls):
         except CancelledError:
             self.connection.abandon(call)
             raise
-        return self.result_of(params, raw)
+        return self.result_of(params.__class__, raw)
 
     _request = ask
 

@@ -341,10 +341,14 @@ class DurableRouter(AgentRouter):
             turn.session.durable.touched = True
         return turn
 
-    async def _run_turn(self, turn: Turn, _: None) -> v1.PromptResponse:
+    def _prompt_route(self, route: RequestRoute) -> RequestRoute:
+        plain = super()._prompt_route(route)
+        return RequestRoute(plain.decode, self._serve_turn, plain.encode, begin=plain.begin)
+
+    async def _serve_turn(self, turn: Turn, _: None) -> v1.PromptResponse:
         link = turn.session.durable
         if link is None:
-            return await super()._run_turn(turn, None)
+            return await self._run_turn(turn)
         call = turn.call
         if call is not None:
             self._prompts.add(call)
@@ -373,7 +377,7 @@ class DurableRouter(AgentRouter):
             turn.session.fire(Event.ABORTED, turn)
             raise
         try:
-            response = await super()._run_turn(turn, None)
+            response = await self._run_turn(turn)
         except asyncio.CancelledError:
             if self._peer.connection.closed or link.outlives:
                 link.abandon_turn(turn)

@@ -74,16 +74,19 @@ class Table:
         Raises:
             TypeError: no method of that side takes them.
         """
-        cls: type[Any] = params.__class__
+        return self.row_of_class(params.__class__, kind, side)
+
+    def row_of_class(self, cls: type[Any], kind: str, side: str) -> Method:
+        """The same by the class of the parameters."""
         key = (cls, kind, side)
         row = self._found.get(key)
         if row is None:
             row = self._find(cls, kind, side)
-            if row is not None and isinstance(params, Wire):  # a bound on what is remembered
+            if row is not None and issubclass(cls, Wire):  # a bound on what is remembered
                 self._found[key] = row
         if row is not None:
             return row
-        msg = f"no {kind} to the {side} takes {type(params).__name__}"
+        msg = f"no {kind} to the {side} takes {cls.__name__}"
         raise TypeError(msg)
 
     def _find(self, params: type[Any], kind: str, side: str) -> Method | None:

@@ -140,7 +140,7 @@ class Terminal:
         except RequestTimeout:
             peer.connection.linger(call, _LateCreate(self), _LATE_ANSWER)
             raise
-        self.id = peer.result_of(self._params, raw).terminal_id
+        self.id = peer.result_of(v1.CreateTerminalRequest, raw).terminal_id
         turn.command_entered(self)
         if turn.cancelled and not was_cancelled:
             self.kill_soon()
@@ -187,7 +187,8 @@ class Terminal:
     def release_late(self, raw: Any) -> None:
         """Release what was created for nobody any more."""
         with suppress(AntiphonError):
-            self._open_release(self._turn.peer.result_of(self._params, raw).terminal_id)
+            created = self._turn.peer.result_of(v1.CreateTerminalRequest, raw)
+            self._open_release(created.terminal_id)
 
     def _open_release(self, terminal_id: str) -> FutureCall | None:
         """Send the release; None where it has to wait for room, and is sent then."""
@@ -307,7 +308,7 @@ class Terminal:
     def _exit_seen(self, done: asyncio.Future[Any]) -> None:
         self._exit = None
         try:
-            how = self._turn.peer.result_of(self._wait_request(), done.result())
+            how = self._turn.peer.result_of(v1.WaitForTerminalExitRequest, done.result())
         except AntiphonError as failure:
             end, self._end = self._end, None  # who asks again is told again
             if end is not None and not end.done():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from antiphon.runtime import FutureCall, InboundCall
+    from antiphon.runtime import Connection, FutureCall, InboundCall
     from antiphon.sessions._agent_session import AgentSession
     from antiphon.sessions._client_peer import ClientPeer
     from antiphon.sessions._terminal import Terminal
@@ -111,7 +111,6 @@ class Turn:
     Attributes:
         session: the session; its own updates (commands, mode, …) may be sent at any time.
         params: the `PromptRequest`, with everything this class does not name.
-        peer: the client: typed calls, extension calls.
         cancelled: whether the client (or the connection) asked to stop. Commands of `run` are killed
             by that, and nothing else is interrupted: look at it between steps, or wait for it with
             `wait_cancelled`. After `Limits.cancel_backstop` seconds the turn's tasks are cancelled and
@@ -143,11 +142,9 @@ class Turn:
     ) -> None:
         self.session = session
         self.params = params
-        self.peer: ClientPeer = session.peer
         #: The request being answered.
         self.call = call
         self._raw = raw
-        self._connection = session.peer.connection
         self._link = session.link
         self._states = session.states
         self._head = session.head
@@ -165,6 +162,15 @@ class Turn:
         return f"<Turn of session {self.session_id!r}, {state}>"
 
     # -------------------------------------------------------------- what was asked
+
+    @property
+    def peer(self) -> ClientPeer:
+        """The client: typed calls, extension calls."""
+        return self.session.peer
+
+    @property
+    def _connection(self) -> Connection:
+        return self.session.peer.connection
 
     @property
     def over(self) -> bool:
@@ -351,26 +357,28 @@ class Turn:
             options: what can be chosen; by default allow once, always allow, reject.
             timeout: seconds; UNSET means `Limits.permission_timeout`.
         """
-        if options is None:
-            offered = _OPTIONS
-        else:
-            offered = list(options)  # a copy, since the answer is held against it
-            for option in offered:
-                _check_type(option, v1.PermissionOption, "permission option")
-        params = v1.RequestPermissionRequest(
-            session_id=self.session.session_id,
-            tool_call=self._described(tool_call),
-            options=offered,
-        )
+        # A copy, since the answer is held against it; a tuple, which the collector soon leaves alone.
+        offered = _OPTIONS if options is None else tuple(options)
+        for option in offered:
+            if type(option) is not _OPTION:
+                _check_type(option, _OPTION, "permission option")
+        described = tool_call if type(tool_call) is _CALL else self._described(tool_call)
         try:
             # The same as `_ask` does, without a coroutine of its own.
             if self.session.durable is not None and not await self._told_before():
                 return _DENIED
-            call = self._put(params, timeout)
+            call = self._put(
+                _PERMISSION(  # not kept while the answer is waited for
+                    session_id=self.session.session_id,
+                    tool_call=described,
+                    options=list(offered),
+                ),
+                timeout,
+            )
             if call is None:
                 return _DENIED
             try:
-                response = self._read(call, params, await call.future)
+                response = self._read(call, _PERMISSION, await call.future)
             except BaseException as error:
                 if not self._withdrawn(call, error):
                     raise
@@ -403,7 +411,7 @@ class Turn:
         if call is None:
             return None
         try:
-            return self._read(call, params, await call.future)
+            return self._read(call, params.__class__, await call.future)
         except BaseException as error:
             if not self._withdrawn(call, error):
                 raise
@@ -426,7 +434,8 @@ class Turn:
         # A step that asks nothing of the session.
         if _DENY in self._states.fire(_ASK, self).effects:
             return None
-        call = self.peer.open_question(params, timeout, self.session.durable)
+        session = self.session
+        call = session.peer.open_question(params, timeout, session.durable)
         if self._asked is None and self._asks is None:
             self._asked = call
             return call
@@ -438,11 +447,11 @@ class Turn:
         self._asks.add(call)
         return call
 
-    def _read(self, call: FutureCall, params: Any, raw: Any) -> Any:
+    def _read(self, call: FutureCall, kind: type[Any], raw: Any) -> Any:
         """The answer, None where the question was withdrawn."""
         # A yes that a cancellation follows before anybody could act on it is none any more.
         if self._asked is call or self._is_open(call):
-            return self.peer.result_of(params, raw)
+            return self.session.peer.result_of(kind, raw)
         return None
 
     def _withdrawn(self, call: FutureCall, error: BaseException) -> bool:
@@ -858,11 +867,13 @@ _TAIL = b"}}}}"
 _RIDER = 256
 _DENIED = PermissionAnswer(None, allowed=False)
 #: What can be chosen where nothing else is offered; never changed.
-_OPTIONS = [
+_OPTIONS = (
     v1.PermissionOption(option_id="allow_once", name="Allow once", kind="allow_once"),
     v1.PermissionOption(option_id="allow_always", name="Always allow", kind="allow_always"),
     v1.PermissionOption(option_id="reject_once", name="Reject", kind="reject_once"),
-]
+)
+# Used for each question.
+_PERMISSION, _OPTION, _CALL = v1.RequestPermissionRequest, v1.PermissionOption, v1.ToolCallUpdate
 
 
 def _check_type(value: Any, kind: type, what: str) -> None:
