@@ -138,27 +138,84 @@ async def test_a_pipe_is_read_to_its_end(loop_factory: Any) -> None:
     assert source.reader.pollable
 
 
-async def test_whoever_reads_is_asked_before_each_chunk(loop_factory: Any) -> None:
+class Lending:
+    """Has room for every other chunk."""
+
+    def __init__(self, read: list[bytes]) -> None:
+        self.read = read
+        self.asked = 0
+        self.counts: list[int] = []
+        self.lent = bytearray(1000)
+
+    def room(self) -> memoryview | None:
+        self.asked += 1
+        return memoryview(self.lent) if self.asked % 2 else None
+
+    def filled(self, count: int) -> None:
+        self.counts.append(count)
+        self.read.append(bytes(self.lent[:count]))
+
+
+async def test_what_lends_room_is_read_into_in_place_of_being_given_chunks(
+    loop_factory: Any,
+) -> None:
     reading, writing = os.pipe()
-    asked: list[int] = []
     read: list[bytes] = []
     ended = asyncio.Event()
+    lending = Lending(read)
     reader = open_reader(
-        asyncio.get_running_loop(),
-        reading,
-        read.append,
-        lambda error: ended.set(),
-        before=lambda: asked.append(len(read)),
+        asyncio.get_running_loop(), reading, read.append, lambda error: ended.set(), into=lending
     )
-    os.write(writing, b"x" * 65_536)
+    data = bytes(range(256)) * 40
+    os.write(writing, data)
     reader.resume()
     await turns()
-    os.write(writing, b"y")
     os.close(writing)
     await ended.wait()
 
-    assert b"".join(read) == b"x" * 65_536 + b"y"
-    assert asked == list(range(len(read) + 1))  # the end is read, too
+    assert b"".join(read) == data
+    assert lending.counts[0] == 1000
+    assert lending.asked >= 3  # the end is read, too
+    assert is_closed(reading)
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EINTR, errno.EIO, errno.EBADMSG])
+async def test_a_read_into_room_fails_as_any_other(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    read: list[bytes] = []
+    errors: list[OSError | None] = []
+    lending = Lending(read)
+    reader = open_reader(
+        asyncio.get_running_loop(), reading, read.append, errors.append, into=lending
+    )
+    os.write(writing, b"abc")
+
+    def fail(fd: int, buffers: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "readv", fail)
+        reader.resume()
+        while not lending.counts:
+            await asyncio.sleep(0)
+        reader.pause()
+
+    assert lending.counts == [0]  # what was lent was given back
+    if number in {errno.EAGAIN, errno.EINTR}:
+        assert not errors
+        lending.asked = 0
+        reader.resume()
+        while lending.counts[-1] != 3:
+            await asyncio.sleep(0)
+        assert read[-1] == b"abc"
+        reader.close()
+    else:
+        assert [error and error.errno for error in errors] == [
+            None if number == errno.EIO else number
+        ]
+    os.close(writing)
 
 
 async def test_reading_leaves_the_flags_of_a_descriptor_alone(loop_factory: Any) -> None:

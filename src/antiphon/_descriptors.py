@@ -78,6 +78,17 @@ _GATHER = 16
 _JOIN = 0.05
 
 
+class Into(Protocol):
+    """Where a reader may read to, so that a chunk need not be made of it and copied."""
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes may be put, None where they are to be received; `filled` follows."""
+        raise NotImplementedError
+
+    def filled(self, count: int) -> None:
+        """So many bytes are there: they are received, if any."""
+
+
 class Reader(Protocol):
     """Owns a descriptor and hands over what is read from it; begins paused.
 
@@ -109,7 +120,7 @@ def open_reader(
     ended: Callable[[OSError | None], None],
     *,
     own: bool = False,
-    before: Callable[[], None] | None = None,
+    into: Into | None = None,
 ) -> Reader:
     """Make the right reader for `fd`, which it owns from now on.
 
@@ -122,10 +133,10 @@ def open_reader(
         ended: called at the end.
         own: True for a pipe made by this process, whose reading end nobody else has: then it does
             not matter what the loop does to its flags.
-        before: called before a chunk is read, while there is none in memory; not where a thread reads.
+        into: where to read to in place of calling `receive`, as long as it has room; not used by a thread.
     """
     if _can_poll(fd) and _can_watch(loop, own=own):
-        reader = _PollReader(_Watch(loop, fd, own=own), fd, receive, ended, before)
+        reader = _PollReader(_Watch(loop, fd, own=own), fd, receive, ended, into)
         try:
             reader.resume()
         except (OSError, NotImplementedError):  # this loop cannot watch this one
@@ -191,9 +202,9 @@ class _PollReader:
         fd: int,
         receive: Callable[[bytes], None],
         ended: Callable[[OSError | None], None],
-        before: Callable[[], None] | None = None,
+        into: Into | None = None,
     ) -> None:
-        self._before = before
+        self._into = into
         self._watch = watch
         self._fd = fd
         self._receive = receive
@@ -230,8 +241,10 @@ class _PollReader:
     def _ready(self) -> int:
         if self._paused:
             return 0
-        if self._before is not None:
-            self._before()
+        into = self._into
+        room = None if into is None else into.room()
+        if into is not None and room is not None:
+            return self._read_into(into, room)
         try:
             data = os.read(self._fd, CHUNK)
         except (BlockingIOError, InterruptedError):
@@ -245,6 +258,20 @@ class _PollReader:
         else:
             self._end(None)
         return len(data)
+
+    def _read_into(self, into: Into, room: memoryview) -> int:
+        count = 0
+        failed: OSError | None = None
+        try:
+            count = os.readv(self._fd, (room,))
+        except OSError as error:
+            failed = error
+        into.filled(count)
+        if isinstance(failed, (BlockingIOError, InterruptedError)):
+            return CHUNK
+        if not count:
+            self._end(None if failed is None else _end_of(failed))
+        return count
 
     def _end(self, error: OSError | None) -> None:
         self.close()

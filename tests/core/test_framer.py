@@ -123,43 +123,79 @@ def test_framer_agrees_with_the_simple_reading_however_the_stream_is_cut(
     assert all(type(frame) in {bytes, Fault} for frame in frames)
 
 
+def pour(framer: LineFramer, data: bytes) -> list[Any]:
+    """Give it `data` as a reader does: where there is room, there."""
+    found: list[Any] = []
+    while True:
+        room = framer.room()
+        if room is None:
+            return found + framer.feed(data)
+        count = min(len(room), len(data))
+        room[:count] = data[:count]
+        found += framer.filled(count)
+        data = data[count:]
+        if not data:
+            return found
+
+
 @pytest.mark.covers("F1", "F6")
 @given(
     sizes=st.lists(st.sampled_from([0, 1, 7, 8, 9, 60, 300]), max_size=8),
+    ends=st.lists(st.sampled_from([b"\n", b"\r\n", b"\n\n"]), min_size=8, max_size=8),
     limit=st.sampled_from([8, 64, 299, 5000]),
     data=st.data(),
 )
-def test_room_that_is_made_ahead_changes_no_frame(
-    sizes: list[int], limit: int, data: st.DataObject
+def test_what_is_read_into_a_long_line_is_what_is_fed(
+    sizes: list[int], ends: list[bytes], limit: int, data: st.DataObject
 ) -> None:
-    stream = MARK + b"".join(b"x" * size + b"\r\n" for size in sizes) + b"rest"
+    stream = MARK + b"".join(b"x" * size + end for size, end in zip(sizes, ends, strict=False))
+    stream += b"rest"
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    poured = data.draw(st.lists(st.booleans(), min_size=13, max_size=13))
     framer, other = LineFramer(limit), LineFramer(limit)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_framer, "LONG", 8)
-        for start, stop in itertools.pairwise([0, *sorted(cuts), len(stream)]):
-            framer.make_room()
+        patch.setattr(_framer, "ROOM", 8)
+        for (start, stop), into in zip(
+            itertools.pairwise([0, *sorted(cuts), len(stream)]), poured, strict=False
+        ):
+            chunk = stream[start:stop]
+            assert (pour(framer, chunk) if into else framer.feed(chunk)) == other.feed(chunk)
             assert framer.unfinished == other.unfinished
-            assert framer.feed(stream[start:stop]) == other.feed(stream[start:stop])
             assert framer.buffered == other.buffered
-        framer.make_room()
         assert framer.end() == other.end()
+        assert framer.room() is None
 
 
-@pytest.mark.parametrize("chunk", [1 << 10, 1 << 16])
-def test_a_long_line_grows_where_room_was_made_and_not_while_it_is_fed(chunk: int) -> None:
+def test_room_that_nothing_was_read_into_changes_nothing() -> None:
     framer = LineFramer(1 << 30)
-    grown = 0
-    while framer.buffered < 1 << 22:
-        framer.make_room()
-        before = sys.getsizeof(framer._line)
-        framer.feed(b"x" * chunk)
-        grown += framer.buffered > 1 << 17 and sys.getsizeof(framer._line) != before
+    assert framer.filled(0) == []  # none was lent
+    framer.feed(b"x" * 100_000)
+    for _ in range(3):
+        room = framer.room()
+        assert room is not None
+        assert len(room) == 1 << 16
+        assert framer.filled(0) == []
 
-    assert grown == 0
-    assert framer.feed(b"\n") == [b"x" * (1 << 22)]
-    framer.make_room()
+    assert framer.buffered == 100_000
+    assert framer.feed(b"y\nz") == [b"x" * 100_000 + b"y"]
+    assert framer.end() == [b"z"]
+
+
+def test_a_long_line_is_moved_only_now_and_then_while_it_is_read() -> None:
+    framer = LineFramer(1 << 30)
+    framer.feed(b"x" * (1 << 16))
+    sizes: set[int] = set()
+    while framer.buffered < 1 << 24:
+        room = framer.room()
+        assert room is not None
+        room[:] = b"x" * (1 << 16)
+        assert framer.filled(1 << 16) == []
+        sizes.add(sys.getsizeof(framer._line))
+
+    assert len(sizes) < 60  # of 255 times
+    assert framer.feed(b"\n") == [b"x" * (1 << 24)]
     assert sys.getsizeof(framer._line) < 1 << 10
 
 

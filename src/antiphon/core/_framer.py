@@ -22,8 +22,8 @@ __all__ = ["Fault", "LineFramer", "escape_separators", "join_frames"]
 
 #: How much of a refused line is kept at each end: enough for an id wherever the sender puts it.
 KEPT = 4096
-#: Room is made ahead for a line that is already so long, and for as much at least.
-LONG = 1 << 16
+#: A line that is so long is read to where it is kept, so much at a time.
+LONG = ROOM = 1 << 16
 
 _BOM = b"\xef\xbb\xbf"
 # As numbers: `bytes in bytes` takes its left side for a number first, and an exception and ten times
@@ -59,14 +59,24 @@ class LineFramer:
     A line of more than `max_bytes` (counted without its end) becomes one `Fault` at its place, and
     the lines around it are untouched. Of such a line only the two ends are kept, so at most
     `max_bytes` + 1 bytes are held, whatever the peer does. Time is linear: each byte is searched
-    once and copied at most twice, of a large frame once.
+    once and copied at most twice, of a large frame hardly at all where it is read to where `room` is.
 
     Args:
         max_bytes: the longest frame that passes, in bytes. Anything but a positive integer raises
             `ValueError`.
     """
 
-    __slots__ = ("_head", "_held", "_line", "_max", "_room", "_skipped", "_start", "_tail")
+    __slots__ = (
+        "_head",
+        "_held",
+        "_line",
+        "_max",
+        "_reach",
+        "_room",
+        "_skipped",
+        "_start",
+        "_tail",
+    )
 
     def __init__(self, max_bytes: int) -> None:
         if type(max_bytes) is not int or max_bytes <= 0:
@@ -75,7 +85,8 @@ class LineFramer:
         self._max = max_bytes
         self._line = BytesIO()  # the unfinished line
         self._held = 0  # its length
-        self._room = 0  # what it may grow to without being moved
+        self._reach = 0  # to where `_line` is filled with what means nothing yet, 0 if it is not
+        self._room: memoryview | None = None  # what was lent of that
         self._skipped = 0  # bytes seen of a line that is too long; then `_line` is empty
         self._head = b""
         self._tail = b""
@@ -89,13 +100,17 @@ class LineFramer:
     @property
     def unfinished(self) -> bytes:
         """The beginning of a line whose end has not come, at most 4 KiB; b"" where there is none."""
-        return self._head if self._skipped else bytes(self._line.getbuffer()[:KEPT])
+        return (
+            self._head if self._skipped else bytes(self._line.getbuffer()[: min(KEPT, self._held)])
+        )
 
     def feed(self, chunk: bytes) -> list[bytes | Fault]:
         """Take the next bytes of the stream, however many; return the frames they complete.
 
         A refused line appears where it ends, because the id may be its last member.
         """
+        if self._reach:
+            self._settle()
         if self._start:
             chunk = self._strip_mark(chunk)
         if not chunk:
@@ -128,20 +143,42 @@ class LineFramer:
             self._hold(rest)
         return frames
 
-    def make_room(self) -> None:
-        """Let a long line grow before its next bytes are read, which spares copies and memory.
+    def room(self) -> memoryview | None:
+        """Where to read the next bytes of a long line, None where there is no such line.
 
-        Once they are here they lie behind it, so that it would have to move, and leave a hole where it was.
+        `filled` has to come before anything else. Nothing is made in memory on the way: a chunk that lies
+        behind the line would have to be passed when the line grows, and leaves a hole where it was.
         """
-        held = self._held
-        if held < LONG or held + LONG <= self._room:
-            return
-        line = self._line
-        self._room = held + max(LONG, held >> 3)
-        line.seek(self._room - 1)
-        line.write(b"\0")
-        line.truncate(held)  # what it has room for stays
-        line.seek(held)
+        held, line = self._held, self._line
+        if held < LONG:
+            return None
+        if held + ROOM > self._reach:
+            self._reach = held + max(ROOM, held >> 3)
+            line.seek(self._reach - 1)
+            line.write(b"\0")
+        self._room = room = line.getbuffer()[held : held + ROOM]
+        return room
+
+    def filled(self, count: int) -> list[bytes | Fault]:
+        """The same as `feed`, of the first `count` bytes of the room that was lent."""
+        room, self._room = self._room, None
+        if room is None:
+            return []
+        # Slower than `find` of bytes, but there are none here, and making some is what must not be.
+        whole = re.compile(b"\n").search(room, 0, count) is None
+        if whole and self._held + count <= self._max:
+            room.release()
+            self._held += count
+            return []
+        chunk = bytes(room[:count])
+        room.release()
+        return self.feed(chunk)
+
+    def _settle(self) -> None:
+        """Let the line end where it ends. What there is room for in memory stays."""
+        self._line.truncate(self._held)
+        self._line.seek(self._held)
+        self._reach = 0
 
     def end(self) -> list[bytes | Fault]:
         """Take the end of the stream; return what an unterminated last line gives.
@@ -149,6 +186,8 @@ class LineFramer:
         Whether that line is a whole frame cannot be told here; the decoder will. Afterwards the
         framer is as new.
         """
+        if self._reach:
+            self._settle()
         last = self._finish(b"") if self._held or self._skipped else b""
         self._start = True
         return [last] if last else []
@@ -186,7 +225,7 @@ class LineFramer:
     def _take(self, rest: bytes = b"") -> bytes:
         if not self._held:
             return rest
-        line, self._line, self._held, self._room = self._line, BytesIO(), 0, 0
+        line, self._line, self._held = self._line, BytesIO(), 0
         line.write(rest)
         return line.getvalue()  # its own bytes, not a copy
 

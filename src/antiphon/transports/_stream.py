@@ -77,7 +77,7 @@ class StreamTransport:
                 self._received,
                 self._input_ended,
                 own=own,
-                before=self._framer.make_room,
+                into=self,
             )
         except BaseException:
             os.close(reading)
@@ -188,6 +188,16 @@ class StreamTransport:
             frames = self._framer.feed(data)
             if frames:
                 self._receiver.frames_received(frames)
+
+    def room(self) -> memoryview | None:
+        """Where to read the middle of a long line; for the reader."""
+        return None if self._lost or self._receiver is None else self._framer.room()
+
+    def filled(self, count: int) -> None:
+        """The same as `_received` of what was read there; for the reader."""
+        frames = self._framer.filled(count)
+        if frames and self._receiver is not None:
+            self._receiver.frames_received(frames)
 
     def _input_ended(self, error: OSError | None) -> None:
         self._reader = None
