@@ -179,6 +179,37 @@ async def test_what_lends_room_is_read_into_in_place_of_being_given_chunks(
     assert is_closed(reading)
 
 
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+def test_room_is_given_back_when_a_read_into_it_is_interrupted(
+    ending: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    read: list[bytes] = []
+    lending = Lending(read)
+    loop = asyncio.new_event_loop()
+    reader = open_reader(loop, reading, read.append, lambda error: None, into=lending)
+    os.write(writing, b"abc")
+    reader.resume()
+
+    def interrupted(fd: int, buffers: Any) -> int:
+        raise ending
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "readv", interrupted)
+        with pytest.raises(ending):
+            loop.run_forever()
+
+    assert lending.counts == [0]
+    lending.asked = 0
+    while lending.counts[-1] != 3:
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    assert read[-1] == b"abc"
+    reader.close()
+    os.close(writing)
+    loop.close()
+
+
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EINTR, errno.EIO, errno.EBADMSG])
 async def test_a_read_into_room_fails_as_any_other(
     number: int, monkeypatch: pytest.MonkeyPatch

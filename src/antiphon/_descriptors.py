@@ -266,7 +266,8 @@ class _PollReader:
             count = os.readv(self._fd, (room,))
         except OSError as error:
             failed = error
-        into.filled(count)
+        finally:  # a line cannot grow while its room is lent
+            into.filled(count)
         if isinstance(failed, (BlockingIOError, InterruptedError)):
             return CHUNK
         if not count:
