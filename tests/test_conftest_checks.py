@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import textwrap
 
@@ -395,3 +396,7 @@ def test_a_signal_that_a_background_run_ignores_is_not_ignored(
         signal.signal(number, before)
 
     result.assert_outcomes(passed=1)
+
+
+def test_what_was_there_before_the_first_test_costs_no_collector_anything() -> None:
+    assert gc.get_freeze_count() > 10_000
