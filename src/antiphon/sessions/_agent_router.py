@@ -480,7 +480,9 @@ class AgentRouter(SideRouter):
 
     def _answer_of(self, turn: Turn, step: Step) -> v1.PromptResponse:
         """What a turn is answered with that has come to its end; raises what its handler has."""
-        failure, turn.failure = turn.failure, None  # it holds the frames that hold the turn
+        failure = turn.failure
+        if failure is not None:
+            turn.failure = None  # it holds the frames that hold the turn
         if _ANSWER not in step.effects:
             return cancelled_response(turn)
         if failure is not None:

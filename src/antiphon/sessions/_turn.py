@@ -227,7 +227,7 @@ class Turn:
             if link.lost is not None:
                 raise link.lost_error()
             self.sent += 1
-            link.send(head.update + body + b"}}")
+            link.send(b"".join((head.update, body, b"}}")))
         else:
             self.session.send_now(update)
         if link.writing_paused:
