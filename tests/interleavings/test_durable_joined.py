@@ -11,8 +11,9 @@ import pytest
 
 from antiphon.sessions._attachment import Attachment
 from antiphon.sessions._own_turn import OwnTurn
-from tests.interleavings.driver import Failure, Seed, how_many, run_many
+from tests.interleavings.driver import Failure, Seed, how_many, run_many, run_one
 from tests.interleavings.durable_joined_world import DurableJoinedWorld
+from tests.interleavings.world import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,27 @@ def test_whatever_becomes_of_its_links_a_client_sees_what_the_journal_says(
 
     say(f"interleavings: durable joined: {count} programs of {steps} steps")
     assert steps >= 5 * len(seed.numbers(count))
+
+
+#: Programs that found a fault once, and what it was.
+FOUND = {
+    "a turn's last words on a link that closes, before the mode its client had set on it": (
+        12187,
+        [
+            *(Step("rush", 7, 30), Step("disk", 24, 6), Step("set_mode", 44, 55)),
+            *(Step("prompt", 54, 20), Step("rush", 50, 40), Step("act", 18, 6)),
+            *(Step("turn", 24, 26), Step("hang_up", 40, 18)),
+        ],
+    ),
+}
+
+
+@pytest.mark.alarms("zero_updates_turn")
+@pytest.mark.parametrize("fault", FOUND)
+def test_what_was_found_once_stays_mended(fault: str) -> None:
+    variant, program = FOUND[fault]
+
+    assert run_one(DurableJoinedWorld, program, variant)[0] == []
 
 
 # ------------------------------------------------------------------ each law can fail

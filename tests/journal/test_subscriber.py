@@ -1093,6 +1093,48 @@ async def test_handing_over_to_a_link_that_is_gone_ends_it_silently() -> None:
     await a_while()
 
 
+@pytest.mark.parametrize("reason", ["closed", "lagged"])
+async def test_a_closing_link_is_handed_what_waits_and_what_follows_and_no_last_word(
+    reason: str,
+) -> None:
+    _, log = await written(1)
+    source, link = Fake(), Link()
+    subscriber = link.subscriber(log, source)
+    await subscriber.attach()
+    link.messages.clear()
+    link.take(0)
+    subscriber.received(record(2))
+    assert link.shown == []
+    subscriber.part()
+    assert link.shown == [2]
+    link.take()
+    subscriber.received(record(3))
+    subscriber.ended(reason)
+    await a_while()
+
+    assert link.shown == [2, 3]
+    assert link.ended == [reason]
+
+
+async def test_a_pump_whose_work_was_handed_over_does_not_mind_that_the_link_is_gone() -> None:
+    _, log = await written(1)
+    source, link = Fake(), Link()
+    subscriber = link.subscriber(log, source)
+    await subscriber.attach()
+    link.take(0)
+    subscriber.received(record(2))
+    await a_while()  # the pump waits for room
+    subscriber.part()
+    link.lose()
+    await a_while()
+
+    assert link.ended == []
+    assert subscriber.live
+    subscriber.received(record(3))
+    await a_while()
+    assert link.ended == ["link_lost"]
+
+
 async def test_detaching_before_the_answer_leaves_the_answer() -> None:
     writer, log = await written(5)
     link = Link(room=2)

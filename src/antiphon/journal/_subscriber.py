@@ -144,6 +144,7 @@ class Subscriber:
         #: Whether live records are looked at, and whether they may pass the inbox by.
         self._answered = False
         self._live = False
+        self._parting = False
         #: What waits; a text is the source's last word.
         self._inbox: deque[Record | str] = deque()
         self._pump: asyncio.Task[None] | None = None
@@ -273,7 +274,12 @@ class Subscriber:
         try:
             while self._inbox:
                 if not self._writable():
-                    await self._drain()
+                    try:
+                        await self._drain()
+                    except ConnectionClosed:
+                        if not self._inbox:  # it was handed over meanwhile
+                            break
+                        raise
                 if self._inbox:
                     self._next()
         except asyncio.CancelledError:
@@ -289,6 +295,9 @@ class Subscriber:
         item = self._inbox.popleft()
         if not isinstance(item, str):
             self._forward(item)
+        elif self._parting:
+            self._stop(item)
+            self._report()
         elif item == "lagged":
             self._finish(item, "lagged", b'"lastOffset":%d' % self.forwarded)
         else:
@@ -395,15 +404,24 @@ class Subscriber:
 
         With `flush` the live records that wait for the link are handed to it first.
         """
-        while flush and self._answered and self._inbox and self.over is None:
-            try:
-                self._next()
-            except Exception as error:  # noqa: BLE001  (as for one that is forwarded)
-                self._fail(error)
+        if flush:
+            self._hand_over()
         if self.over is None:
             self._stop("detached")
             if self._answered:
                 self._report()
+
+    def part(self) -> None:
+        """The link is closing: what waits for it is handed to it now, and no frame says what this ends with."""
+        self._parting = True
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._answered and self._inbox and self.over is None:
+            try:
+                self._next()
+            except Exception as error:  # noqa: BLE001  (as for one that is forwarded)
+                self._fail(error)
 
     def _finish(self, reason: str, name: str, more: bytes) -> None:
         """The last frame, and the end."""

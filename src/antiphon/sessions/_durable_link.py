@@ -493,12 +493,33 @@ class DurableLink(Sender):
         self.session.peer.forget_session(self.session)
 
     def close(self) -> None:
-        """The connection is gone, or the session is closed on it."""
+        """The session is closed on the connection."""
+        self.detach()
+        self._close()
+
+    def _close(self) -> None:
         self.closed = True
         if self._idle is not None:
             self._idle.cancel()
-        self.detach()
         self.durability.forget(self)
+
+    def lose(self) -> None:
+        """The connection is lost; what runs may say a last word yet.
+
+        The attach goes on until the connection has come to its end: what this client has set itself is shown
+        by that alone, and has its place before what is told behind it.
+        """
+        attached = self.attached
+        if attached is None or not attached.live:
+            self.close()
+            return
+        attached.part()
+        self._close()
+        self.durability.create_task(self._detach_at_end())
+
+    async def _detach_at_end(self) -> None:
+        await self.connection.wait_closed()
+        self.detach()
 
     def detach(self) -> None:
         """End the connection's tail of the session; no frame says so."""

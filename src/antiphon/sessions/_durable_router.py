@@ -190,7 +190,7 @@ class DurableRouter(AgentRouter):
             if not self._goes_on(session):
                 session.fire(Event.LOST)
             if session.durable is not None:
-                session.durable.close()
+                session.durable.lose()
 
     @staticmethod
     def _goes_on(session: AgentSession) -> bool:
@@ -708,8 +708,9 @@ class DurableRouter(AgentRouter):
             rider,
             aware=not standard,
             send=connection.send,
-            # The link itself: one that takes everything is never behind, however much a turn tells.
-            writable=lambda: not connection.writer.paused,
+            # The link itself: one that takes everything is never behind, however much a turn tells. What is
+            # closing waits for nothing more.
+            writable=lambda: not connection.writer.paused or connection.lost is not None,
             drain=connection.drain,
             reply=answer,
             project=project if standard else None,
