@@ -62,7 +62,7 @@ interop: $(VENV)/.ready-tests $(PEERS)/py-$(PY_SDK)/.ready $(PEERS)/py-$(PY_SDK_
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest tests/interop -m interop $(ARGS)
 
-# Side by side with others, three rounds: some five minutes. Its figures are in $(RESULTS).
+# Side by side with others, three rounds: some six minutes. Its figures are in $(RESULTS).
 # make bench ARGS="--only agent/stream-32 --impl antiphon ts-sdk"
 bench: $(VENV)/.ready $(BENCH)/py/.ready $(BENCH)/py-rc/.ready $(BENCH)/npm/.ready
 	@mkdir -p $(RESULTS)
